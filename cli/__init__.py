@@ -1,0 +1,1 @@
+"""The command line of minitrain; installed as the package minitrain_cli."""

@@ -1,0 +1,98 @@
+"""NumPy or CuPy: an array's namespace and dtype, random numbers that depend on names, memory.
+
+Nothing here is a setting: the namespace is asked of the array, never of a global, so that one
+process can hold arrays of both kinds. Host and device meet only in `to_host` and `from_host`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import sys
+from typing import Any, TypeAlias
+
+import numpy as np
+
+# One name for an array of either kind. CuPy has no type hints, so it is Any.
+Array: TypeAlias = Any
+
+FLOATS = ("float64", "float32")
+
+
+def namespace(x: Array) -> Any:
+    """The module that x belongs to: numpy or cupy (a Python or NumPy scalar counts as NumPy)."""
+    if isinstance(x, (np.ndarray, np.generic, int, float)):
+        return np
+    return x.__array_namespace__()
+
+
+def to_host(x: Array) -> np.ndarray[Any, Any]:
+    """x as a NumPy array; no copy is made of one that already is."""
+    return np.asarray(x) if namespace(x) is np else namespace(x).asnumpy(x)
+
+
+def from_host(x: np.ndarray[Any, Any], xp: Any) -> Array:
+    """A NumPy array as an array of the namespace xp."""
+    return x if xp is np else xp.asarray(x)
+
+
+def accumulator(dtype: Any) -> Any:
+    """The dtype in which values of dtype are summed: float64 for float64, else float32."""
+    return np.dtype(np.float64 if np.dtype(dtype) == np.float64 else np.float32)
+
+
+def digest(*names: object) -> int:
+    """A 128-bit number that depends on the names, their order and nothing else."""
+    text = "\x1f".join(str(name) for name in names).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=16).digest(), "little")
+
+
+def stream(*names: object) -> np.random.Generator:
+    """A random stream that depends on its names alone: stream(seed, "blocks.0.mlp.up.weight").
+
+    Every layout, rank and resumed run that asks for the same names draws the same numbers
+    (Philox: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3").
+    """
+    return np.random.Generator(np.random.Philox(key=digest(*names)))
+
+
+def _mix(h: Array) -> Array:
+    """MurmurHash3's finalizer, in place: every bit of h comes to depend on every other."""
+    h ^= h >> 16
+    h *= np.uint32(0x85EBCA6B)
+    h ^= h >> 13
+    h *= np.uint32(0xC2B2AE35)
+    h ^= h >> 16
+    return h
+
+
+def hash_grid(key: int, *axes: Array) -> Array:
+    """Random uint32 for each point of the grid that the index arrays span: shape = their broadcast.
+
+    The value at a point depends on (key, the point's indices) alone, so a rank that holds a part of
+    the grid computes that part bitwise. Array arithmetic in uint32 wraps, and wraps alike on every
+    device. Axes are folded in from the first to the last, so the cheap ones come first.
+    """
+    xp = namespace(axes[0])
+    h = xp.asarray(key & 0xFFFFFFFF, dtype=np.uint32)
+    for depth, axis in enumerate(axes, start=1):
+        salt = np.uint32((depth * 0x9E3779B9 + (key >> 32)) & 0xFFFFFFFF)
+        index = _mix(xp.asarray(axis).astype(np.uint32) ^ salt)
+        h = _mix(xp.bitwise_xor(h, index))
+    return h
+
+
+def keep_memory() -> None:
+    """Let glibc keep large freed arrays instead of giving them back to the system (Linux only).
+
+    A training step frees and takes the same sizes again and again; faulting the pages in anew
+    costs 10 to 17 % of a step. The constants are M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):  # musl has no mallopt
+        return
+    for option in (-1, -3):
+        mallopt(option, 1 << 30)

@@ -1,0 +1,27 @@
+"""Profiles: `pytest` is quick and derandomised (`ci`); `pytest --deep` draws more, runs all."""
+
+from __future__ import annotations
+
+import hypothesis
+import pytest
+
+hypothesis.settings.register_profile(
+    "ci", derandomize=True, deadline=None, database=None, max_examples=30
+)
+hypothesis.settings.register_profile("deep", deadline=None, max_examples=500)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--deep", action="store_true", help="also run the long tests, and draw more")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    hypothesis.settings.load_profile("deep" if config.getoption("--deep") else "ci")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--deep"):
+        return
+    for item in items:
+        if item.get_closest_marker("deep"):
+            item.add_marker(pytest.mark.skip(reason="long; run with --deep"))
