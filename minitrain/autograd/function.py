@@ -1,0 +1,115 @@
+"""Function: one differentiable operation, its forward and its vjp side by side.
+
+An operation is a subclass; an application of it is an instance, which is also a node of the graph:
+
+    class Exp(Function):
+        def forward(self, x):
+            self.y = namespace(x).exp(x)
+            return self.y
+
+        def vjp(self, grad_out, needs):
+            return (grad_out * self.y,)
+
+A node points at the nodes (or leaves) that its inputs came from and never at its own output, so a
+graph has no cycles: it is freed with the last tensor that needs it, without the collector. And an
+input's array is kept only where forward put it on self: what no vjp reads is freed at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, ClassVar
+
+import numpy as np
+
+from minitrain.array import Array
+from minitrain.autograd.tensor import Tensor, grad_enabled
+
+# Ever increasing, so that of two nodes the one that used the other's output has the larger number.
+_sequence = itertools.count()
+
+
+class Function:
+    """One operation. `vjp` is the product of a vector, grad_out, with forward's Jacobian matrix."""
+
+    # Whether the output for a weight is itself a weight (a reshaped or cast one), see engine.
+    passes_weight: ClassVar[bool] = False
+
+    sequence: int
+    edges: tuple[Function | Tensor | None, ...]
+    weight: bool = False
+    freed: bool = False
+    sources: tuple[Any, ...] = ()
+
+    def forward(self, *arrays: Any, **options: Any) -> Array:
+        """The output array; puts on self what vjp will need.
+
+        During forward, `self.sources` holds the inputs themselves. A weight is kept as
+        `self.sources[i]` and read as `.array` in vjp, because its array may be dropped in between.
+        """
+        raise NotImplementedError
+
+    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+        """The gradient of each input i where needs[i], else anything.
+
+        May run twice, first for the inputs that are no weights and later for the weights, so it
+        must leave what it reads as it is. grad_out may be shared with others: never write to it.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def apply(cls, *inputs: Any, **options: Any) -> Tensor:
+        """Run forward on the inputs, tensors or constants, and record it if a gradient is asked.
+
+        Raises:
+            ValueError: two tensors of different floating dtypes (nothing is promoted silently).
+        """
+        node = cls()
+        node.sources = inputs
+        out = node.forward(*_arrays(cls, inputs), **options)
+        if isinstance(out, np.generic):  # NumPy's reductions to one element return scalars
+            out = np.asarray(out)
+        if not grad_enabled() or not any(isinstance(x, Tensor) and x.requires_grad for x in inputs):
+            return Tensor(out)
+        node.sources = ()
+        node.edges = tuple([_edge(x) for x in inputs])
+        node.weight = cls.passes_weight and all(e is None or e.weight for e in node.edges)
+        node.sequence = next(_sequence)
+        return Tensor(out, node=node)
+
+    def free(self) -> None:
+        """Drop what the node holds: its backward is done."""
+        self.__dict__.clear()
+        self.freed = True
+
+
+def _edge(x: Any) -> Function | Tensor | None:
+    """Where a gradient for x goes: to the node that made it, to a leaf, or nowhere."""
+    if not isinstance(x, Tensor) or not x.requires_grad:
+        return None
+    return x.node or x
+
+
+def _arrays(cls: type[Function], inputs: tuple[Any, ...]) -> list[Any]:
+    """The inputs as arrays and scalars, such that a constant never widens the tensors' dtype."""
+    dtype: Any = None
+    for x in inputs:
+        if isinstance(x, Tensor) and x.array.dtype.kind not in "iub":
+            if dtype is not None and x.array.dtype != dtype:
+                raise ValueError(
+                    f"{cls.__name__.lower()} got tensors of {dtype} and {x.array.dtype}; "
+                    "cast one of them (functional.cast), nothing is promoted silently"
+                )
+            dtype = x.array.dtype
+    return [x.array if isinstance(x, Tensor) else _constant(x, dtype) for x in inputs]
+
+
+def _constant(x: Any, dtype: Any) -> Any:
+    # NumPy 2 lets a float64 scalar or an int64 array widen float32; a Python number does not.
+    if isinstance(x, np.generic):
+        x = x.item()
+    if isinstance(x, (list, tuple)):
+        x = np.asarray(x)
+    if dtype is not None and hasattr(x, "dtype") and x.dtype.kind == "f":
+        return x.astype(dtype, copy=False)
+    return x

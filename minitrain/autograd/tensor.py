@@ -1,0 +1,181 @@
+"""Tensor: an array, and the operation that made it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import ContextDecorator
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from minitrain.array import Array
+
+if TYPE_CHECKING:
+    from minitrain.autograd.function import Function
+
+
+class _Mode(threading.local):
+    """Whether operations record what backward needs. Per thread, since ranks can be threads."""
+
+    grad = True
+
+
+_mode = _Mode()
+
+
+def grad_enabled() -> bool:
+    """Whether operations on this thread are recorded for backward."""
+    return _mode.grad
+
+
+class no_grad(ContextDecorator):  # noqa: N801 (the field's name for it)
+    """Inside, operations are not recorded: no graph, no gradients. A context or a decorator."""
+
+    def __init__(self) -> None:
+        self._outer: list[bool] = []  # a stack, so that one instance may be entered again
+
+    def __enter__(self) -> None:
+        self._outer.append(_mode.grad)
+        _mode.grad = False
+
+    def __exit__(self, *exc: object) -> None:
+        _mode.grad = self._outer.pop()
+
+
+class Tensor:
+    """An array that operations can differentiate through.
+
+    Attributes:
+        array: the values (NumPy or CuPy).
+        grad: for a leaf that requires it, the sum of all gradients so far; else None.
+        requires_grad: whether backward computes something for this tensor.
+        node: the operation that made it; None for a leaf.
+    """
+
+    __slots__ = ("__weakref__", "array", "grad", "node", "requires_grad")
+
+    # A weight's gradient may be put off (see engine.backward); only a Parameter is one by birth.
+    weight: ClassVar[bool] = False
+    # NumPy must not take `array * tensor` apart element by element.
+    __array_ufunc__ = None
+
+    array: Array
+    grad: Array | None
+    node: Function | None
+
+    def __init__(self, array: Array, requires_grad: bool = False, node: Function | None = None):
+        self.array = np.asarray(array) if isinstance(array, (int, float, list, tuple)) else array
+        self.grad = None
+        self.node = node
+        self.requires_grad = requires_grad or node is not None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The array's shape."""
+        return self.array.shape  # type: ignore[no-any-return]
+
+    @property
+    def dtype(self) -> Any:
+        """The array's dtype."""
+        return self.array.dtype
+
+    @property
+    def ndim(self) -> int:
+        """How many axes the array has."""
+        return self.array.ndim  # type: ignore[no-any-return]
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def __repr__(self) -> str:
+        return f"Tensor({self.array!r}, requires_grad={self.requires_grad})"
+
+    def item(self) -> float:
+        """The value of a one-element tensor as a Python number."""
+        return self.array.item()  # type: ignore[no-any-return]
+
+    def detach(self) -> Tensor:
+        """The same values, cut off from the graph: no gradient flows back through it."""
+        return Tensor(self.array)
+
+    def backward(
+        self,
+        grad_out: Array | None = None,
+        *,
+        on_final: Callable[[Tensor], None] | None = None,
+    ) -> None:
+        """Add to each leaf's grad the gradient of the sum of self·grad_out.
+
+        Args:
+            grad_out: the gradient that arrives here, of self's shape; may be left out for one element.
+            on_final: called with each leaf as soon as this pass has nothing more to add to it.
+
+        Raises:
+            ValueError: no grad_out for several elements; a shape that differs; a freed graph.
+        """
+        engine.backward(self, grad_out, on_final=on_final)
+
+    def __add__(self, other: Any) -> Tensor:
+        return ops.add(self, other)
+
+    def __radd__(self, other: Any) -> Tensor:
+        return ops.add(other, self)
+
+    def __sub__(self, other: Any) -> Tensor:
+        return ops.subtract(self, other)
+
+    def __rsub__(self, other: Any) -> Tensor:
+        return ops.subtract(other, self)
+
+    def __mul__(self, other: Any) -> Tensor:
+        return ops.multiply(self, other)
+
+    def __rmul__(self, other: Any) -> Tensor:
+        return ops.multiply(other, self)
+
+    def __truediv__(self, other: Any) -> Tensor:
+        return ops.divide(self, other)
+
+    def __rtruediv__(self, other: Any) -> Tensor:
+        return ops.divide(other, self)
+
+    def __neg__(self) -> Tensor:
+        return ops.multiply(self, -1)
+
+    def __pow__(self, exponent: float) -> Tensor:
+        return ops.power(self, exponent)
+
+    def __matmul__(self, other: Any) -> Tensor:
+        return ops.matmul(self, other)
+
+    def __rmatmul__(self, other: Any) -> Tensor:
+        return ops.matmul(other, self)
+
+    def __getitem__(self, index: Any) -> Tensor:
+        return ops.take(self, index)
+
+    def sum(self, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Tensor:
+        """The sum over axis (all axes if None)."""
+        return ops.sum(self, axis, keepdims)
+
+    def mean(self, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Tensor:
+        """The mean over axis (all axes if None)."""
+        return ops.mean(self, axis, keepdims)
+
+    def max(self, axis: int | None = None, keepdims: bool = False) -> Tensor:
+        """The maximum over axis; of equal ones the first gets the gradient."""
+        return ops.max(self, axis, keepdims)
+
+    def reshape(self, *shape: int) -> Tensor:
+        """The same elements in another shape; one size may be -1."""
+        return ops.reshape(self, shape)
+
+    def transpose(self, *axes: int) -> Tensor:
+        """The axes in another order; reversed if none are given."""
+        return ops.transpose(self, axes or tuple(reversed(range(self.ndim))))
+
+
+# At the end, because each of them needs Tensor.
+import minitrain.autograd.engine as engine  # noqa: E402
+import minitrain.autograd.ops as ops  # noqa: E402
