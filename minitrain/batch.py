@@ -1,0 +1,99 @@
+"""The global batch of a step, and the part of it that one data rank computes. Host arrays only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+Ints: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+
+# The label of a position that the loss leaves out.
+IGNORE = -100
+
+
+class BatchError(ValueError):
+    """Arrays that do not form a batch, or ids that are not in the vocabulary."""
+
+
+def cut(length: int, index: int, parts: int) -> slice:
+    """Piece number `index` of 0 … length - 1 cut into `parts`, by the rule of np.array_split.
+
+    The first `length % parts` pieces get one more, and pieces may be empty.
+    """
+    if not 0 <= index < parts:
+        raise BatchError(f"there is no piece {index} of {parts}: pieces count from 0")
+    size, more = divmod(length, parts)
+    start = index * size + min(index, more)
+    return slice(start, start + size + (index < more))
+
+
+def places_of(size: int, micro_batch: int, micro_batches: int, part: int, parts: int) -> slice:
+    """The places in a global batch of `size` that data rank `part` computes in a micro-batch.
+
+    Micro-batches are consecutive places, and so are the parts of each, whatever the layout: what
+    is in a micro-batch depends on the run alone.
+    """
+    micro = cut(size, micro_batch, micro_batches)
+    mine = cut(micro.stop - micro.start, part, parts)
+    return slice(micro.start + mine.start, micro.start + mine.stop)
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Sequences of one step, the whole global batch or some of its places.
+
+    Shapes:
+        tokens, labels: (B, T) int64. A label of IGNORE is left out of the loss.
+        places: (B,) int64, the place of each sequence in the global batch, rising.
+
+    Attributes:
+        step: the step they belong to, which with the place decides samples and dropout masks.
+        size: sequences in the whole global batch, of which this may be a part.
+    """
+
+    tokens: Ints
+    labels: Ints
+    places: Ints
+    step: int
+    size: int
+
+    def __post_init__(self) -> None:
+        shapes = self.tokens.shape, self.labels.shape, self.places.shape
+        if len(shapes[0]) != 2 or shapes[1] != shapes[0] or shapes[2] != shapes[0][:1]:
+            raise BatchError(
+                "a batch needs tokens (B, T), labels (B, T) and places (B,), "
+                "not the shapes {}, {} and {}".format(*shapes)
+            )
+        for name in ("tokens", "labels", "places"):
+            if getattr(self, name).dtype != np.int64:
+                raise BatchError(f"{name} are {getattr(self, name).dtype}; convert them to int64")
+
+    @property
+    def valid(self) -> int:
+        """The number of labels that count in the loss."""
+        return int(np.count_nonzero(self.labels != IGNORE))
+
+    def check(self, vocab: int) -> None:
+        """Refuse ids outside [0, vocab), which a GPU would wrap silently; IGNORE is a legal label.
+
+        Raises:
+            BatchError: names the first bad id, where it is and the vocabulary.
+        """
+        legal = {"token": self.tokens, "label": np.where(self.labels == IGNORE, 0, self.labels)}
+        for name, ids in legal.items():
+            bad = np.argwhere((ids < 0) | (ids >= vocab))
+            if bad.size:
+                row, position = bad[0]
+                raise BatchError(
+                    f"{name} {ids[row, position]} at place {self.places[row]}, position {position} "
+                    f"of step {self.step} is outside the vocabulary of {vocab} ids "
+                    f"(0 to {vocab - 1}); was the text made with another tokenizer?"
+                )
+
+    def part(self, micro_batch: int, micro_batches: int, part: int, parts: int) -> Batch:
+        """What data rank `part` of `parts` computes in one micro-batch; may be empty, (0, T)."""
+        mine = places_of(self.size, micro_batch, micro_batches, part, parts)
+        rows = slice(*np.searchsorted(self.places, (mine.start, mine.stop)))
+        return Batch(self.tokens[rows], self.labels[rows], self.places[rows], self.step, self.size)
