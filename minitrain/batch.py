@@ -66,6 +66,8 @@ class Batch:
                 "a batch needs tokens (B, T), labels (B, T) and places (B,), "
                 "not the shapes {}, {} and {}".format(*shapes)
             )
+        if np.any(np.diff(self.places) <= 0):
+            raise BatchError(f"places must rise, not {self.places.tolist()}; sort the sequences")
         for name in ("tokens", "labels", "places"):
             if getattr(self, name).dtype != np.int64:
                 raise BatchError(f"{name} are {getattr(self, name).dtype}; convert them to int64")

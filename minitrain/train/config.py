@@ -1,0 +1,206 @@
+"""The configuration of a run. A dataclass field is the only definition of an option.
+
+What is given on the command line wins over `--set`, that over a TOML file, that over the preset.
+Standard library only, so that `--help` is quick.
+"""
+# ruff: noqa: RUF009  (_option is dataclasses.field with less to write)
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from minitrain.layout import did_you_mean
+from minitrain.train.option import (
+    ConfigError,
+    Count,
+    Fraction,
+    Natural,
+    NotNegative,
+    Option,
+    Positive,
+    Text,
+    options_of,
+)
+from minitrain.train.sources import from_file, from_flags, from_set, write
+
+
+def _option(default: Any, help: str, flag: str | None = None) -> Any:
+    """A field with its default and help; `flag` where the flag is not called as the field is."""
+    metadata = {"help": help} if flag is None else {"help": help, "flag": flag}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """The shape of the model; its vocabulary comes from the tokenizer."""
+
+    layers: Count = _option(4, "transformer blocks")
+    heads: Count = _option(4, "attention heads of a block")
+    width: Count = _option(128, "features of a position, a multiple of heads")
+    context: Count = _option(64, "tokens that the model sees at once")
+    dropout: Fraction = _option(0.0, "share of activations dropped while training")
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """The text, and how much of it a step takes, whatever the layout."""
+
+    path: Text | None = _option(
+        None, "text file, or folder of them; none: Python's own documentation", flag="data"
+    )
+    batch: Count = _option(12, "sequences of a step, over all ranks")
+    micro_batches: Count = _option(1, "parts of the batch, computed one after the other")
+
+
+@dataclass(frozen=True)
+class OptimizerOptions:
+    """How weights are stepped: warm-up, then a cosine from lr to min_lr at the last step."""
+
+    name: Literal["adamw", "sgd"] = _option("adamw", "which optimizer", flag="optimizer")
+    lr: Positive = _option(1e-3, "peak learning rate")
+    min_lr: NotNegative = _option(1e-4, "learning rate at the last step")
+    warmup: Natural = _option(100, "steps over which the learning rate rises to its peak")
+    beta1: Fraction = _option(0.9, "AdamW's decay of the mean of gradients")
+    beta2: Fraction = _option(0.99, "AdamW's decay of the mean of squared gradients")
+    epsilon: Positive = _option(1e-8, "AdamW's term that keeps the division finite")
+    momentum: Fraction = _option(0.9, "SGD's decay of the sum of gradients")
+    weight_decay: NotNegative = _option(0.1, "decay of weights, not of norms and biases")
+    clip: Positive | None = _option(1.0, "largest global norm of the gradient; none: no limit")
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How long a run is, how exact, and what it writes when."""
+
+    steps: Count = _option(2000, "optimizer steps")
+    seed: Natural = _option(0, "seed of initial weights, samples and dropout")
+    dtype: Literal["float32", "float64"] = _option("float32", "type of weights and activations")
+    eval_every: Count = _option(250, "steps between evaluations on the held-out text")
+    save_every: Count = _option(500, "steps between checkpoints; the last step has one too")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """All options of a run, in sections. The defaults are the preset `cpu`."""
+
+    model: ModelOptions = ModelOptions()
+    data: DataOptions = DataOptions()
+    optimizer: OptimizerOptions = OptimizerOptions()
+    run: RunOptions = RunOptions()
+
+    def value(self, option: Option) -> Any:
+        """The value of one option."""
+        return getattr(getattr(self, option.section), option.name)
+
+
+OPTIONS = options_of(RunConfig)
+
+# Small enough for every test, with 8 heads, 6 links and 16 positions for up to 8 ranks an axis.
+_NANO = {
+    "model.heads": 8,
+    "model.width": 32,
+    "model.context": 16,
+    "data.batch": 24,
+}
+PRESETS: dict[str, dict[str, Any]] = {"cpu": {}, "nano": _NANO}
+
+
+def resolve(
+    preset: str | None = None,
+    file: str | Path | None = None,
+    sets: Iterable[str] = (),
+    flags: Mapping[str, Any] | None = None,
+) -> RunConfig:
+    """The configuration that preset, file, sets and flags give; the later ones win.
+
+    Args:
+        preset: a name of PRESETS; `cpu` where None.
+        file: a TOML file of sections, such as the config.toml of a run.
+        sets: texts such as "optimizer.lr=1e-4".
+        flags: values or texts by `Option.flag`, such as {"lr": "1e-4"}. A None is not given;
+            the text "none" is.
+
+    Raises:
+        ConfigError: one line with the key, the value and where it came from, or every
+            broken rule between values.
+    """
+    values = dict(_from_preset(preset or "cpu"))
+    if file is not None:
+        values |= from_file(Path(file), OPTIONS)
+    for text in sets:
+        values |= from_set(text, OPTIONS)
+    values |= from_flags(flags or {}, OPTIONS)
+    config = _build(values)
+    check(config)
+    return config
+
+
+def check(config: RunConfig) -> None:
+    """Refuse values that are illegal alone or together, every broken rule in one ConfigError."""
+    problems = []
+    for option in OPTIONS.values():
+        try:
+            option.check(config.value(option))
+        except ConfigError as error:
+            problems.append(str(error))
+    if not problems:
+        problems = list(_conflicts(config))
+    if problems:
+        raise ConfigError("; ".join(problems))
+
+
+def notes(config: RunConfig) -> list[str]:
+    """One-line remarks on what is legal but may not be meant."""
+    optimizer, steps = config.optimizer, config.run.steps
+    if optimizer.warmup < steps:
+        return []
+    return [
+        f"the warm-up of {optimizer.warmup} steps is not over after the {steps} of this run: "
+        f"the learning rate never falls from its peak"
+    ]
+
+
+def to_toml(config: RunConfig) -> str:
+    """A TOML file of every option: resolve(file=…) of it gives an equal configuration."""
+    return write({key: config.value(option) for key, option in OPTIONS.items()})
+
+
+def _conflicts(config: RunConfig) -> Iterator[str]:
+    model, data, optimizer = config.model, config.data, config.optimizer
+    if model.width % model.heads:
+        below = model.width // model.heads * model.heads
+        yield (
+            f"model.width = {model.width} is not a multiple of model.heads = {model.heads}; "
+            f"use a width such as {below or model.heads}"
+        )
+    if optimizer.min_lr > optimizer.lr:
+        yield (
+            f"optimizer.min_lr = {optimizer.min_lr} is above optimizer.lr = {optimizer.lr}; "
+            f"lower min_lr to {optimizer.lr} or less"
+        )
+    if data.micro_batches > data.batch:
+        yield (
+            f"data.micro_batches = {data.micro_batches} is more than data.batch = {data.batch}, "
+            f"so some would be empty; use at most {data.batch}"
+        )
+
+
+def _build(values: Mapping[str, Any]) -> RunConfig:
+    """The defaults, with the values by key in their place."""
+    config = RunConfig()
+    for key, value in values.items():
+        section, name = key.split(".")
+        group = dataclasses.replace(getattr(config, section), **{name: value})
+        config = dataclasses.replace(config, **{section: group})
+    return config
+
+
+def _from_preset(name: str) -> dict[str, Any]:
+    if name not in PRESETS:
+        hint = did_you_mean(name, PRESETS) or f"; there are {', '.join(PRESETS)}"
+        raise ConfigError(f"--preset: unknown preset {name!r}{hint}")
+    return PRESETS[name]
