@@ -1,0 +1,81 @@
+"""Command-line options made from the configuration's fields, which alone define them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import click
+
+from minitrain.train.config import OPTIONS, PRESETS, RunConfig, resolve
+from minitrain.train.option import NONE, ConfigError, Option
+
+_METAVARS = {int: "INTEGER", float: "NUMBER", str: "TEXT"}
+
+
+class Given(NamedTuple):
+    """What the command line says of the configuration, in the order of `resolve`'s arguments.
+
+    Attributes:
+        preset, file: None where not given.
+        sets: texts of --set, such as "optimizer.lr=1e-4".
+        flags: texts by `Option.flag`, of the flags that were given only.
+    """
+
+    preset: str | None
+    file: str | None
+    sets: tuple[str, ...]
+    flags: dict[str, str]
+
+    def resolve(self) -> RunConfig:
+        """The configuration; one that is refused ends the command as a usage error, exit 2."""
+        try:
+            return resolve(*self)
+        except ConfigError as error:
+            raise click.UsageError(str(error)) from None
+
+
+def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add every option of a run to a command, which gets them as one argument `given: Given`."""
+
+    @functools.wraps(command)
+    def with_given(
+        *args: Any, preset: str | None, config: str | None, set_: tuple[str, ...], **others: Any
+    ) -> Any:
+        texts = {option.flag: others.pop(option.flag) for option in OPTIONS.values()}
+        flags = {flag: text for flag, text in texts.items() if text is not None}
+        return command(*args, given=Given(preset, config, set_, flags), **others)
+
+    decorators: list[Callable[[Any], Any]] = [
+        click.option(
+            "--preset", type=click.Choice(list(PRESETS)), help="Where the defaults come from. [cpu]"
+        ),
+        click.option("--config", metavar="FILE", help="Read options from a TOML file."),
+        click.option(
+            "--set", "set_", multiple=True, metavar="KEY=VALUE", help="Such as optimizer.lr=1e-4."
+        ),
+        *map(_click_option, OPTIONS.values()),
+    ]
+    added: Callable[..., Any] = with_given
+    for decorator in reversed(decorators):  # --help lists the last one applied first
+        added = decorator(added)
+    return added
+
+
+def _click_option(option: Option) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Its texts are read by `resolve`, like those of --set, so that both refuse alike."""
+    metavar = f"[{'|'.join(option.choices)}]" if option.choices else _METAVARS[option.kind]
+    name = "--" + option.flag.replace("_", "-")
+    summary = f"{option.help[0].upper()}{option.help[1:]}. [{_defaults(option)}]"
+    return click.option(name, option.flag, metavar=metavar, help=summary)
+
+
+def _defaults(option: Option) -> str:
+    """The default, and that of each preset that has its own: `128; nano: 32`."""
+    own = [
+        f"; {name}: {values[option.key]}"
+        for name, values in PRESETS.items()
+        if option.key in values
+    ]
+    return f"{NONE if option.default is None else option.default}{''.join(own)}"
