@@ -31,9 +31,9 @@ def to_host(x: Array) -> np.ndarray[Any, Any]:
     return np.asarray(x) if namespace(x) is np else namespace(x).asnumpy(x)
 
 
-def from_host(x: np.ndarray[Any, Any], xp: Any) -> Array:
-    """A NumPy array as an array of the namespace xp."""
-    return x if xp is np else xp.asarray(x)
+def from_host(x: Array, xp: Any) -> Array:
+    """An array, as one of the namespace xp; one that is so already is handed back."""
+    return x if namespace(x) is xp else xp.asarray(x)
 
 
 def accumulator(dtype: Any) -> Any:

@@ -90,10 +90,10 @@ class Backward:
         with no_grad():
             while self.order:
                 node = self.order.pop()
-                wanted = tuple([e is not None and (weights if e.weight else activations)
+                wanted = tuple([e is not None and (weights if e.is_weight else activations)
                                 for e in node.edges])  # fmt: skip
                 self._visit(node, wanted)
-                if weights or not any(e is not None and e.weight for e in node.edges):
+                if weights or not any(e is not None and e.is_weight for e in node.edges):
                     self.adjoints.pop(node, None)
                     node.free()
                 else:

@@ -37,7 +37,7 @@ class Function:
 
     sequence: int
     edges: tuple[Function | Tensor | None, ...]
-    weight: bool = False
+    is_weight: bool = False
     freed: bool = False
     sources: tuple[Any, ...] = ()
 
@@ -73,7 +73,7 @@ class Function:
             return Tensor(out)
         node.sources = ()
         node.edges = tuple([_edge(x) for x in inputs])
-        node.weight = cls.passes_weight and all(e is None or e.weight for e in node.edges)
+        node.is_weight = cls.passes_weight and all(e is None or e.is_weight for e in node.edges)
         node.sequence = next(_sequence)
         return Tensor(out, node=node)
 

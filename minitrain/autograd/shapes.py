@@ -81,7 +81,7 @@ def _is_basic(index: Any) -> bool:
 
 
 class Where(Function):
-    """a where the condition holds, else b; no gradient, not even a NaN, reaches what is not taken."""
+    """a where the condition holds, else b; no gradient, not even NaN, reaches what is not taken."""
 
     def forward(self, a: Array, b: Array, *, condition: Array) -> Array:
         self.condition = condition
@@ -109,7 +109,9 @@ class Concatenate(Function):
 
 def reshape(x: Tensor, shape: Sequence[int]) -> Tensor:
     """The same elements in another shape; one size may be -1 where x is not empty."""
-    shape = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else tuple(shape)
+    shape = (
+        tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else tuple(shape)
+    )
     if -1 not in shape and math.prod(shape) != x.array.size:
         raise ValueError(f"cannot reshape {x.shape} ({x.array.size} elements) to {shape}")
     return Reshape.apply(x, shape=shape)

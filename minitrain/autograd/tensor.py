@@ -56,7 +56,7 @@ class Tensor:
     __slots__ = ("__weakref__", "array", "grad", "node", "requires_grad")
 
     # A weight's gradient may be put off (see engine.backward); only a Parameter is one by birth.
-    weight: ClassVar[bool] = False
+    is_weight: ClassVar[bool] = False
     # NumPy must not take `array * tensor` apart element by element.
     __array_ufunc__ = None
 
@@ -108,7 +108,7 @@ class Tensor:
         """Add to each leaf's grad the gradient of the sum of self·grad_out.
 
         Args:
-            grad_out: the gradient that arrives here, of self's shape; may be left out for one element.
+            grad_out: the gradient that arrives here, of self's shape; of one element it is 1.
             on_final: called with each leaf as soon as this pass has nothing more to add to it.
 
         Raises:
@@ -147,35 +147,37 @@ class Tensor:
         return ops.power(self, exponent)
 
     def __matmul__(self, other: Any) -> Tensor:
-        return ops.matmul(self, other)
+        return reduce.matmul(self, other)
 
     def __rmatmul__(self, other: Any) -> Tensor:
-        return ops.matmul(other, self)
+        return reduce.matmul(other, self)
 
     def __getitem__(self, index: Any) -> Tensor:
-        return ops.take(self, index)
+        return shapes.take(self, index)
 
     def sum(self, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Tensor:
         """The sum over axis (all axes if None)."""
-        return ops.sum(self, axis, keepdims)
+        return reduce.sum(self, axis, keepdims)
 
     def mean(self, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Tensor:
         """The mean over axis (all axes if None)."""
-        return ops.mean(self, axis, keepdims)
+        return reduce.mean(self, axis, keepdims)
 
     def max(self, axis: int | None = None, keepdims: bool = False) -> Tensor:
         """The maximum over axis; of equal ones the first gets the gradient."""
-        return ops.max(self, axis, keepdims)
+        return reduce.max(self, axis, keepdims)
 
     def reshape(self, *shape: int) -> Tensor:
         """The same elements in another shape; one size may be -1."""
-        return ops.reshape(self, shape)
+        return shapes.reshape(self, shape)
 
     def transpose(self, *axes: int) -> Tensor:
         """The axes in another order; reversed if none are given."""
-        return ops.transpose(self, axes or tuple(reversed(range(self.ndim))))
+        return shapes.transpose(self, axes or tuple(reversed(range(self.ndim))))
 
 
 # At the end, because each of them needs Tensor.
 import minitrain.autograd.engine as engine  # noqa: E402
 import minitrain.autograd.ops as ops  # noqa: E402
+import minitrain.autograd.reduce as reduce  # noqa: E402
+import minitrain.autograd.shapes as shapes  # noqa: E402

@@ -1,0 +1,27 @@
+"""The operations as functions of tensors: `minitrain.functional`."""
+
+from minitrain.autograd.attention import WeightDropout, attention
+from minitrain.autograd.fused import dropout, embedding, gelu, layer_norm, linear, softmax
+from minitrain.autograd.losses import cross_entropy, token_losses
+from minitrain.autograd.ops import (
+    add,
+    cast,
+    divide,
+    exp,
+    log,
+    maximum,
+    multiply,
+    power,
+    sqrt,
+    subtract,
+    tanh,
+)
+from minitrain.autograd.reduce import matmul, max, mean, sum
+from minitrain.autograd.shapes import concatenate, reshape, split, take, transpose, where
+
+__all__ = [
+    "WeightDropout", "add", "attention", "cast", "concatenate", "cross_entropy", "divide",
+    "dropout", "embedding", "exp", "gelu", "layer_norm", "linear", "log", "matmul", "max",
+    "maximum", "mean", "multiply", "power", "reshape", "softmax", "split", "sqrt", "subtract",
+    "sum", "take", "tanh", "token_losses", "transpose", "where",
+]  # fmt: skip

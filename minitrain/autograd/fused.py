@@ -1,0 +1,246 @@
+"""The operations that a transformer spends its time in, each one node with a hand-written vjp.
+
+Values of less than 32 bits are computed in float32 and rounded once, at the end. What is cheap to
+compute again is not kept for the backward.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from minitrain.array import Array, accumulator, hash_grid, namespace
+from minitrain.autograd.blocks import (
+    as_matrix,
+    column_sums,
+    flat_blocks,
+    matrix_product,
+    row_blocks,
+    row_dots,
+    row_sums,
+    scatter_rows,
+)
+from minitrain.autograd.function import Function
+from minitrain.autograd.tensor import Tensor
+
+
+class Linear(Function):
+    """x·W + b, where W's inner axes are contracted with x's last ones; see `linear`."""
+
+    def forward(self, x: Array, weight: Array, bias: Array | None, *, contract: int,
+                transposed: bool) -> Array:  # fmt: skip
+        cut = weight.ndim - contract if transposed else contract
+        first, last = weight.shape[:cut], weight.shape[cut:]
+        self.inner, self.outer = (last, first) if transposed else (first, last)
+        lead, tail = x.shape[: x.ndim - contract], x.shape[x.ndim - contract :]
+        if tail != self.inner:
+            raise ValueError(
+                f"linear: x {x.shape} ends in {tail}, but the weight {weight.shape} contracts "
+                f"{self.inner}"
+            )
+        self.x, self.weight, self.transposed = x, self.sources[1], transposed
+        out = matrix_product(as_matrix(x, math.prod(tail)), self._matrix())
+        if bias is not None:
+            out += bias.reshape(-1)
+        return out.reshape(lead + self.outer)
+
+    def _matrix(self) -> Array:
+        """The weight as a matrix, inner by outer."""
+        inner, outer = math.prod(self.inner), math.prod(self.outer)
+        if self.transposed:
+            return self.weight.array.reshape(outer, inner).T
+        return self.weight.array.reshape(inner, outer)
+
+    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+        grad = as_matrix(grad_out, math.prod(self.outer))
+        x = as_matrix(self.x, math.prod(self.inner))
+        grad_x = grad_weight = grad_bias = None
+        if needs[0]:
+            grad_x = matrix_product(grad, self._matrix().T).reshape(self.x.shape)
+        if needs[1] and self.transposed:
+            grad_weight = matrix_product(grad.T, x).reshape(self.outer + self.inner)
+        elif needs[1]:
+            grad_weight = matrix_product(x.T, grad).reshape(self.inner + self.outer)
+        if needs[2]:
+            grad_bias = column_sums(grad).reshape(self.outer)
+        return grad_x, grad_weight, grad_bias
+
+
+class Embedding(Function):
+    """Rows of a table by id."""
+
+    def forward(self, table: Array, *, ids: Array) -> Array:
+        self.ids, self.shape = ids, table.shape
+        return table[ids]
+
+    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+        rows, columns = self.shape
+        return (scatter_rows(as_matrix(grad_out, columns), self.ids.reshape(-1), rows),)
+
+
+class LayerNorm(Function):
+    """(x - mean) / sqrt(variance + ε) · weight + bias over the last axis (Ba et al. 2016)."""
+
+    def forward(self, x: Array, weight: Array, bias: Array, *, epsilon: float) -> Array:
+        xp, dtype, columns = namespace(x), accumulator(x.dtype), x.shape[-1]
+        matrix = as_matrix(x, columns)
+        out, self.normal = xp.empty_like(matrix), xp.empty_like(matrix)
+        self.rstd, self.weight = xp.empty((len(matrix), 1), dtype), self.sources[1]
+        for a, y, normal, rstd in row_blocks(matrix, out, self.normal, self.rstd):
+            a = a.astype(dtype, copy=False)
+            centred = a - row_sums(a) / columns
+            rstd[...] = 1 / xp.sqrt(row_dots(centred, centred) / columns + epsilon)
+            centred *= rstd
+            normal[...] = centred
+            centred *= weight
+            centred += bias
+            y[...] = centred
+        return out.reshape(x.shape)
+
+    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+        columns = grad_out.shape[-1]
+        grad, weight = as_matrix(grad_out, columns), self.weight.array
+        grad_x = grad_weight = grad_bias = None
+        if needs[0]:
+            grad_x = namespace(grad).empty_like(self.normal)
+            for g, normal, rstd, out in row_blocks(grad, self.normal, self.rstd, grad_x):
+                g = (g * weight).astype(rstd.dtype, copy=False)
+                # The mean and the variance depend on x too: take their share out again.
+                g -= row_sums(g) / columns + normal * (row_dots(g, normal) / columns)
+                g *= rstd
+                out[...] = g
+            grad_x = grad_x.reshape(grad_out.shape)
+        if needs[1]:
+            grad_weight = column_sums(grad * self.normal)
+        if needs[2]:
+            grad_bias = column_sums(grad)
+        return grad_x, grad_weight, grad_bias
+
+
+class Gelu(Function):
+    """½x(1 + tanh(√(2/π)(x + 0.044715x³))), GPT-2's form (Hendrycks and Gimpel 2016, section 2)."""
+
+    def forward(self, x: Array) -> Array:
+        xp, dtype = namespace(x), accumulator(x.dtype)
+        self.x = xp.ascontiguousarray(x)
+        out = xp.empty_like(self.x)
+        for a, y in flat_blocks(self.x, out):
+            a = a.astype(dtype, copy=False)
+            t = self._tanh(a, a * a)
+            t += 1
+            t *= a
+            t *= 0.5
+            y[...] = t
+        return out
+
+    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+        xp, dtype = namespace(grad_out), accumulator(grad_out.dtype)
+        grad = xp.empty_like(self.x)
+        for a, g, out in flat_blocks(self.x, xp.ascontiguousarray(grad_out), grad):
+            a = a.astype(dtype, copy=False)
+            square = a * a
+            t = self._tanh(a, square.copy())
+            # d gelu / dx = ½(1 + t) + ½x(1 - t²)u', with u' = √(2/π)(1 + 3·0.044715x²)
+            square *= 3 * _CUBIC * _SLOPE
+            square += _SLOPE
+            square *= a
+            square *= 1 - t * t
+            square += 1
+            square += t
+            square *= 0.5
+            square *= g
+            out[...] = square
+        return (grad,)
+
+    @staticmethod
+    def _tanh(a: Array, square: Array) -> Array:
+        """The tanh of the inner cubic, in the memory of `square`, which is a²."""
+        square *= _CUBIC * _SLOPE
+        square += _SLOPE
+        square *= a
+        return namespace(a).tanh(square, out=square)
+
+
+_SLOPE, _CUBIC = math.sqrt(2 / math.pi), 0.044715
+
+
+class Softmax(Function):
+    """e^x over its sum along one axis, shifted by the maximum so that nothing overflows."""
+
+    def forward(self, x: Array, *, axis: int) -> Array:
+        xp, dtype = namespace(x), accumulator(x.dtype)
+        e = xp.exp(x.astype(dtype, copy=False) - x.max(axis=axis, keepdims=True).astype(dtype))
+        e /= e.sum(axis=axis, keepdims=True)
+        self.y, self.axis = e.astype(x.dtype, copy=False), axis
+        return self.y
+
+    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+        both = grad_out * self.y
+        total = both.sum(axis=self.axis, keepdims=True, dtype=accumulator(both.dtype))
+        return (both - self.y * total.astype(both.dtype, copy=False),)
+
+
+class Dropout(Function):
+    """Zero where the hash of an element's indices says so, the rest scaled by 1 / (1 - rate)."""
+
+    def forward(self, x: Array, *, rate: float, key: int, indices: tuple[Array, ...]) -> Array:
+        self.keep = keep_mask(rate, key, *indices)
+        self.scale = 1 / (1 - rate)
+        return x * self.keep * self.scale
+
+    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+        return (grad_out * self.keep * self.scale,)
+
+
+def keep_mask(rate: float, key: int, *indices: Array) -> Array:
+    """Which points of the grid spanned by the index arrays are kept: each with chance 1 - rate.
+
+    A function of (key, indices) alone, so that every layout, and a second forward, draws the same.
+    """
+    return hash_grid(key, *indices) >= round(rate * 2**32)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, contract: int = 1,
+           transposed: bool = False) -> Tensor:  # fmt: skip
+    """x·W + b.
+
+    Args:
+        contract: how many axes of x, the last, are summed over with as many of W, the first.
+        transposed: W has its inner axes last; so an output head can share the embedding's table.
+
+    Shapes: with contract 1, x (..., C), W (C, 3, H, D), b (3, H, D) -> (..., 3, H, D); with
+        contract 2, x (..., H, D), W (H, D, C), b (C,) -> (..., C).
+    """
+    return Linear.apply(x, weight, bias, contract=contract, transposed=transposed)
+
+
+def embedding(table: Tensor, ids: Any) -> Tensor:
+    """Rows of table (V, C) by integer ids (...) -> (..., C). Ids must lie in [0, V)."""
+    return Embedding.apply(table, ids=ids)
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float = 1e-5) -> Tensor:
+    """Normalise the last axis to mean 0 and variance 1, scale and shift: (..., C), (C,), (C,)."""
+    return LayerNorm.apply(x, weight, bias, epsilon=epsilon)
+
+
+def gelu(x: Tensor) -> Tensor:
+    """The Gaussian error linear unit, in its tanh form."""
+    return Gelu.apply(x)
+
+
+def softmax(x: Tensor, axis: int = -1) -> Tensor:
+    """e^x over its sum along axis."""
+    return Softmax.apply(x, axis=axis)
+
+
+def dropout(x: Tensor, rate: float, key: int, *indices: Array) -> Tensor:
+    """Zero elements with chance `rate` and scale the rest by 1 / (1 - rate).
+
+    Args:
+        key: which draw, 64 bits: a hash of seed, step and site.
+        indices: integer arrays that broadcast to x's shape: each element's global indices.
+    """
+    if not 0 <= rate < 1:
+        raise ValueError(f"a dropout rate lies in [0, 1), got {rate}")
+    return Dropout.apply(x, rate=rate, key=key, indices=indices)

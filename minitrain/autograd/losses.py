@@ -1,0 +1,93 @@
+"""Softmax cross-entropy over a vocabulary."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from minitrain.array import Array, accumulator, namespace
+from minitrain.autograd.blocks import as_matrix, row_blocks, row_sums
+from minitrain.autograd.function import Function
+from minitrain.autograd.tensor import Tensor
+
+
+class TokenLosses(Function):
+    """The loss of each token; see `token_losses`."""
+
+    def forward(self, logits: Array, *, labels: Array, ignore: int, smoothing: float,
+                z_loss: float) -> Array:  # fmt: skip
+        xp, dtype, columns = namespace(logits), accumulator(logits.dtype), logits.shape[-1]
+        self.logits, self.smoothing, self.z_loss = as_matrix(logits, columns), smoothing, z_loss
+        labels = labels.reshape(-1, 1)
+        self.valid = labels != ignore
+        self.labels = xp.where(self.valid, labels, 0)
+        losses = xp.empty(labels.shape, dtype)
+        self.lse = xp.empty_like(losses)
+        for x, label, loss, lse in row_blocks(self.logits, self.labels, losses, self.lse):
+            x = x.astype(dtype, copy=False)
+            # Logits minus log-sum-exp, never the log of a probability: that may have underflowed.
+            peak = x.max(axis=1, keepdims=True)
+            lse[...] = peak + xp.log(row_sums(xp.exp(x - peak)))
+            loss[...] = lse - (1 - smoothing) * xp.take_along_axis(x, label, axis=1)
+            if smoothing:
+                loss -= smoothing / columns * row_sums(x)
+            if z_loss:
+                loss += z_loss * lse * lse
+        return xp.where(self.valid, losses, xp.zeros((), dtype)).reshape(logits.shape[:-1])
+
+    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+        xp, columns = namespace(self.logits), self.logits.shape[1]
+        grad = xp.empty_like(self.logits)
+        arriving = xp.where(self.valid, grad_out.reshape(-1, 1), xp.zeros((), grad_out.dtype))
+        blocks = row_blocks(self.logits, self.labels, self.lse, arriving, grad)
+        for x, label, lse, g, out in blocks:
+            p = xp.exp(x.astype(lse.dtype, copy=False) - lse)
+            # d lse / d logits = p: from the loss itself, and 2·z·lse times from the z-loss.
+            p *= 1 + 2 * self.z_loss * lse if self.z_loss else 1
+            p -= self.smoothing / columns
+            p[xp.arange(len(p)), label[:, 0]] -= 1 - self.smoothing
+            p *= g
+            out[...] = p
+        return (grad.reshape(*grad_out.shape, columns),)
+
+
+def token_losses(logits: Tensor, labels: Any, *, ignore: int = -100, smoothing: float = 0.0,
+                 z_loss: float = 0.0) -> Tensor:  # fmt: skip
+    """-log softmax(logits)[label] of each token, 0 where the label is `ignore`.
+
+    Args:
+        smoothing: ε of label smoothing: the target is (1 - ε) at the label plus ε/V everywhere
+            (Szegedy et al. 2016, section 7).
+        z_loss: adds z_loss · (log Σ e^logit)² to each valid token's loss (PaLM, section 5).
+
+    Shapes: logits (..., V), labels (...) integers in [0, V) or `ignore` -> (...).
+        In at least float32, whatever the logits' dtype.
+    """
+    labels = getattr(labels, "array", labels)
+    xp = namespace(logits.array)
+    labels = xp.asarray(labels) if isinstance(labels, (list, tuple)) else labels
+    if labels.shape != logits.shape[:-1]:
+        raise ValueError(
+            f"logits {logits.shape} want labels {logits.shape[:-1]}, got {labels.shape}"
+        )
+    return TokenLosses.apply(
+        logits, labels=labels, ignore=ignore, smoothing=smoothing, z_loss=z_loss
+    )
+
+
+def cross_entropy(logits: Tensor, labels: Any, ignore: int = -100, smoothing: float = 0.0,
+                  z_loss: float = 0.0, total: float | None = None) -> Tensor:  # fmt: skip
+    """The sum of the valid tokens' losses, divided by `total`.
+
+    Args:
+        total: the number of valid tokens of the whole batch. A rank, or a micro-batch, passes the
+            global number, so that from here on everything is summed and nothing averaged. Left out,
+            it is the number here. With no valid token at all the loss is 0.
+
+    Shapes: logits (..., V), labels (...) -> one number.
+    """
+    losses = token_losses(logits, labels, ignore=ignore, smoothing=smoothing, z_loss=z_loss)
+    if total is None:
+        total = int((np.asarray(getattr(labels, "array", labels)) != ignore).sum())
+    return losses.sum() / float(total or 1)
