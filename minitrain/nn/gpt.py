@@ -1,0 +1,125 @@
+"""GPT-2 (Radford et al. 2019): learned positions, norms before each part, GELU, a tied head."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from minitrain.array import Array
+from minitrain.autograd import functional as F
+from minitrain.autograd.tensor import Tensor
+from minitrain.nn.attention import Attention
+from minitrain.nn.layers import CrossEntropy, Dropout, Embedding, Head, LayerNorm, Linear
+from minitrain.nn.module import Init, Module, Parameter, normal
+
+Link = Callable[[Any, Array], Tensor]
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """The sizes of a GPT.
+
+    Attributes:
+        vocab: V, how many token ids there are.
+        context: T, how many tokens the model can look at.
+        layers: L, how many blocks.
+        heads: H, of width / heads features each.
+        width: C, features of a token between the blocks.
+        hidden: F, features inside an MLP; 4 · width if None.
+        dropout: the rate at the embedding, the attention weights and the residual branches.
+        tied: whether the head shares the token table.
+        std: spread of the initial weights; residual outputs get std / √(2L).
+    """
+
+    vocab: int = 256
+    context: int = 64
+    layers: int = 4
+    heads: int = 4
+    width: int = 128
+    hidden: int | None = None
+    dropout: float = 0.0
+    tied: bool = True
+    std: float = 0.02
+
+    def __post_init__(self) -> None:
+        for name in ("vocab", "context", "layers", "heads", "width"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"GPT: {name} must be at least 1, got {getattr(self, name)}")
+        if self.width % self.heads:
+            raise ValueError(
+                f"GPT: width {self.width} is not divisible by {self.heads} heads; "
+                f"take a width of {self.width // self.heads * self.heads or self.heads}"
+            )
+
+
+class MLP(Module):
+    """Two linears around a GELU, for each token by itself."""
+
+    def __init__(self, width: int, hidden: int, init: Init, out_init: Init):
+        self.up = Linear((width,), (hidden,), init)
+        self.down = Linear((hidden,), (width,), out_init)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, T, C) -> (B, T, C)."""
+        return self.down(F.gelu(self.up(x)))
+
+
+class Block(Module):
+    """Attention and an MLP, each after a norm and added to what came in."""
+
+    def __init__(self, config: GPTConfig):
+        init, out_init = normal(config.std), normal(config.std / math.sqrt(2 * config.layers))
+        hidden = config.hidden or 4 * config.width
+        self.attention_norm = LayerNorm(config.width)
+        self.attention = Attention(config.width, config.heads, config.dropout, init, out_init)
+        self.attention_dropout = Dropout(config.dropout)
+        self.mlp_norm = LayerNorm(config.width)
+        self.mlp = MLP(config.width, hidden, init, out_init)
+        self.mlp_dropout = Dropout(config.dropout)
+
+    def forward(self, x: Tensor, positions: Array) -> Tensor:
+        """x (B, T, C), positions (T,) -> (B, T, C)."""
+        x = x + self.attention_dropout(self.attention(self.attention_norm(x), positions))
+        return x + self.mlp_dropout(self.mlp(self.mlp_norm(x)))
+
+
+class GPT(Module):
+    """The model: a chain of an embedding, blocks, and a norm with the head. It knows no ranks.
+
+    Declared, not filled: `GPT(config).initialize(seed)` draws the initial values.
+    """
+
+    def __init__(self, config: GPTConfig):
+        self.config = config
+        self.embedding = Embedding(
+            config.vocab, config.context, config.width, config.std, config.dropout
+        )
+        self.blocks = [Block(config) for _ in range(config.layers)]
+        self.norm = LayerNorm(config.width)
+        table = self.embedding.token.weight
+        own = Parameter((config.vocab, config.width), normal(config.std))
+        self.head = Head(table if config.tied else own)
+        self.loss = CrossEntropy()
+        self.name_tree()
+
+    def chain(self) -> list[Link]:
+        """[embedding, block 0, …, block L-1, head]: each (x, positions) -> x, the first of ids."""
+        return [self.embedding, *self.blocks, self.finish]
+
+    def finish(self, x: Tensor, positions: Array) -> Tensor:
+        """The last link: x (B, T, C) -> logits (B, T, V)."""
+        return self.head(self.norm(x))
+
+    def forward(self, tokens: Array, positions: Array | None = None) -> Tensor:
+        """tokens (B, T), ids in [0, V) -> logits (B, T, V). Positions are 0, 1, … if left out."""
+        x: Any = tokens
+        if positions is None:
+            positions = np.arange(tokens.shape[1])
+        for link in self.chain():
+            x = link(x, positions)
+        logits: Tensor = x
+        return logits

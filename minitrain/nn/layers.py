@@ -1,0 +1,128 @@
+"""The layers that models are made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from minitrain.array import Array, from_host, namespace
+from minitrain.autograd import functional as F
+from minitrain.autograd.tensor import Tensor, grad_enabled
+from minitrain.nn.module import Init, Module, Parameter, constant, normal
+from minitrain.nn.window import Window, current
+
+
+class Linear(Module):
+    """x·W + b; the sizes may be of several axes, so that heads and halves can be cut as slices.
+
+    Shapes: inner (C,) and outer (3, H, D) make W (C, 3, H, D), b (3, H, D).
+    """
+
+    def __init__(self, inner: tuple[int, ...], outer: tuple[int, ...], init: Init):
+        self.contract = len(inner)
+        self.weight = Parameter(inner + outer, init)
+        self.bias = Parameter(outer, constant(0.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (..., *inner) -> (..., *outer)."""
+        return F.linear(x, self.weight, self.bias, contract=self.contract)
+
+
+class LayerNorm(Module):
+    """Layer normalisation over the last axis, of `width` elements."""
+
+    def __init__(self, width: int, epsilon: float = 1e-5):
+        self.weight = Parameter((width,), constant(1.0))
+        self.bias = Parameter((width,), constant(0.0))
+        self.epsilon = epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (..., C) -> (..., C)."""
+        return F.layer_norm(x, self.weight, self.bias, self.epsilon)
+
+
+class Dropout(Module):
+    """Zeroes elements inside a training window, and does nothing outside one."""
+
+    def __init__(self, rate: float):
+        if not 0 <= rate < 1:
+            raise ValueError(f"dropout must lie in [0, 1), got {rate}")
+        self.rate = rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, T, C) -> (B, T, C)."""
+        view = self.window()
+        if view is None:
+            return x
+        xp = namespace(x.array)
+        indices = (view.samples[:, None, None], view.positions[None, :, None],
+                   np.arange(x.shape[2])[None, None, :])  # fmt: skip
+        return F.dropout(x, self.rate, view.key(self.path), *(from_host(i, xp) for i in indices))
+
+    def window(self) -> Window | None:
+        """The window to drop in; None where nothing is dropped."""
+        if self.rate == 0:
+            return None
+        view = current()
+        if view is None and grad_enabled():
+            raise ValueError(
+                f"dropout {self.rate} at {self.path} needs to know seed, step and samples: run the "
+                "forward inside nn.window(nn.Window(seed, step, samples, positions)), or under "
+                "no_grad to drop nothing"
+            )
+        return view
+
+
+class Table(Module):
+    """A lookup table with a row for each id."""
+
+    def __init__(self, rows: int, width: int, init: Init):
+        self.weight = Parameter((rows, width), init)
+
+    def forward(self, ids: Array) -> Tensor:
+        """ids (...) in [0, V) -> (..., C)."""
+        return F.embedding(self.weight, from_host(ids, namespace(self.weight.array)))
+
+
+class Embedding(Module):
+    """A row for each token id plus a row for each position (Radford et al. 2019)."""
+
+    def __init__(self, vocab: int, context: int, width: int, std: float, dropout: float):
+        self.token = Table(vocab, width, normal(std))
+        self.position = Table(context, width, normal(std))
+        self.dropout = Dropout(dropout)
+
+    def forward(self, tokens: Array, positions: Array) -> Tensor:
+        """tokens (B, T), positions (T,) -> (B, T, C)."""
+        context = self.position.weight.declared[0]
+        if positions.size and int(positions.max()) >= context:
+            raise ValueError(
+                f"position {int(positions.max())} is beyond the model's context of {context} tokens"
+            )
+        return self.dropout(self.token(tokens) + self.position(positions))
+
+
+class Head(Module):
+    """The logits of each token of the vocabulary: x·Wᵀ, where W may be the embedding's table."""
+
+    def __init__(self, weight: Parameter):
+        self.weight = weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, T, C) -> (B, T, V)."""
+        return F.linear(x, self.weight, transposed=True)
+
+
+class CrossEntropy(Module):
+    """The loss of a language model."""
+
+    def __init__(self, smoothing: float = 0.0, z_loss: float = 0.0):
+        self.smoothing, self.z_loss = smoothing, z_loss
+
+    def forward(self, logits: Tensor, labels: Any, total: float | None = None) -> Tensor:
+        """Σ over valid tokens ÷ total: logits (B, T, V), labels (B, T) -> one number."""
+        labels = from_host(np.asarray(labels), namespace(logits.array))
+        return F.cross_entropy(
+            logits, labels, smoothing=self.smoothing, z_loss=self.z_loss, total=total
+        )

@@ -1,0 +1,122 @@
+"""Parameters and modules: a tree with names, declared first and filled later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+import numpy as np
+
+from minitrain.array import from_host, stream
+from minitrain.autograd.tensor import Tensor
+
+Init = Callable[[np.random.Generator, tuple[int, ...]], "np.ndarray[Any, Any]"]
+
+
+def normal(std: float) -> Init:
+    """Values of a normal distribution around 0."""
+    return lambda rng, shape: rng.normal(0.0, std, shape)
+
+
+def constant(value: float) -> Init:
+    """The same value everywhere."""
+    return lambda rng, shape: np.full(shape, value)
+
+
+class Parameter(Tensor):
+    """A leaf that training changes, declared with its global shape and filled later.
+
+    Attributes:
+        name: its global name, such as "blocks.0.mlp.up.weight"; set by Module.name_tree.
+        declared: the shape of the whole parameter, whatever a rank holds of it.
+        init: how the initial value is drawn.
+    """
+
+    __slots__ = ("declared", "init", "name")
+    is_weight: ClassVar[bool] = True
+
+    def __init__(self, declared: tuple[int, ...], init: Init):
+        self.declared, self.init, self.name = declared, init, ""
+        self.grad, self.node, self.requires_grad = None, None, True
+
+    def __getattr__(self, attribute: str) -> Any:
+        # Reached only where the slot is empty: a parameter without an array.
+        if attribute == "array":
+            raise ValueError(
+                f"parameter {self.name or '(unnamed)'} {self.declared} is declared but not "
+                "filled; call model.initialize(seed=0) or load a checkpoint first"
+            )
+        raise AttributeError(attribute)
+
+    def initial(self, seed: int) -> np.ndarray[Any, Any]:
+        """The whole initial value in float64: a function of (seed, global name), of no layout."""
+        return self.init(stream(seed, "initial", self.name), self.declared)
+
+    def __repr__(self) -> str:
+        return f"Parameter({self.name!r}, {self.declared})"
+
+
+class Module:
+    """A part of a model. Its attributes that are parameters, modules or lists of them form a tree."""
+
+    path: str = ""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """The module's output; each subclass says of what."""
+        raise NotImplementedError
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self.forward(*args, **kwargs)
+
+    def children(self) -> Iterator[tuple[str, Module | Parameter]]:
+        """The direct parts by name; the items of a list are called by its name and their number."""
+        for name, value in vars(self).items():
+            if isinstance(value, (Module, Parameter)):
+                yield name, value
+            elif isinstance(value, list):
+                for i, item in enumerate(value):
+                    if isinstance(item, Module):
+                        yield f"{name}.{i}", item
+
+    def modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
+        """All modules of the tree by path, this one first (its path is "")."""
+        yield prefix, self
+        for name, child in self.children():
+            if isinstance(child, Module):
+                yield from child.modules(f"{prefix}.{name}".lstrip("."))
+
+    def parameters(self) -> dict[str, Parameter]:
+        """All parameters by global name, in the order of the tree; a shared one under its first."""
+        found: dict[str, Parameter] = {}
+        seen: set[Parameter] = set()
+        for path, module in self.modules():
+            for name, child in module.children():
+                if isinstance(child, Parameter) and child not in seen:
+                    seen.add(child)
+                    found[f"{path}.{name}".lstrip(".")] = child
+        return found
+
+    def name_tree(self) -> None:
+        """Tell every module its path and every parameter its name, seen from this module."""
+        for path, module in self.modules():
+            module.path = path
+        for name, parameter in self.parameters().items():
+            parameter.name = name
+
+    def replace(self, path: str, module: Module) -> None:
+        """Put another module at a path, such as "blocks.0.mlp"."""
+        *parents, last = path.split(".")
+        owner: Any = self
+        for part in parents:
+            owner = owner[int(part)] if part.isdigit() else getattr(owner, part)
+        if isinstance(owner, list):
+            owner[int(last)] = module
+        else:
+            setattr(owner, last, module)
+        module.path = path
+
+    def initialize(self, seed: int = 0, dtype: str = "float32", xp: Any = np) -> Module:
+        """Fill every parameter with its initial value, on the host (xp=numpy) or a GPU (cupy)."""
+        for parameter in self.parameters().values():
+            parameter.array = from_host(parameter.initial(seed).astype(dtype), xp)
+        return self
