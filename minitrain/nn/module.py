@@ -57,7 +57,7 @@ class Parameter(Tensor):
 
 
 class Module:
-    """A part of a model. Its attributes that are parameters, modules or lists of them form a tree."""
+    """A part of a model: its parameters, modules and lists of modules form a tree."""
 
     path: str = ""
 
