@@ -1,0 +1,27 @@
+"""What can go wrong between ranks."""
+
+from __future__ import annotations
+
+
+class CommError(RuntimeError):
+    """Communication cannot go on."""
+
+
+class DeadlockError(CommError):
+    """Every rank that still runs waits for a message that nobody is going to send.
+
+    The message tables who waits for what, where in the caller's code, and which messages lie
+    unmatched.
+    """
+
+
+class RankFailedError(CommError):
+    """Another rank failed, so this one was woken; the other's exception is the one to read."""
+
+
+class MismatchError(ValueError):
+    """Ranks of one group called different collectives, or the same one with other arguments."""
+
+
+class LauncherError(ValueError):
+    """The launcher and the MPI library disagree about the number of processes."""

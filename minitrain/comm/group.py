@@ -1,0 +1,217 @@
+"""A group of ranks: the one thing that strategies communicate through.
+
+A group is its ranks and the name of its mesh axis; the number by which messages find it is
+computed from these, so making a group needs no communication. Groups are arguments, never global.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from minitrain.array import Array, digest
+from minitrain.comm import operation
+from minitrain.comm.ledger import Ledger, Record
+from minitrain.comm.operation import Operation, Steps
+from minitrain.comm.peers import Peers
+from minitrain.comm.start import Start
+from minitrain.comm.transport import Request, Tag, Transport, check_purpose, sendable
+
+
+class Group:
+    """Some ranks, numbered from 0 to size - 1, and this rank among them.
+
+    Arrays go in and new arrays come out, of any dtype of ours, any shape and stride; inputs are
+    never changed. Every call takes a `purpose` for the ledger: gradient, parameter, activation,
+    token, scalar or control.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        ranks: tuple[int, ...],
+        axis: str = "world",
+        parent: Group | None = None,
+    ) -> None:
+        self.transport = transport
+        self.ranks = ranks
+        """The members' ranks in the world."""
+        self.axis = axis
+        """The mesh axis, as the ledger names it."""
+        self.rank = ranks.index(transport.rank)
+        self.size = len(ranks)
+        self.start = Start(self)
+        """The collectives again, not waited for: `group.start.all_reduce(x)` is an Operation."""
+        self._parent = parent
+        self._ledgers: list[Ledger] = []
+        self._channels: dict[int | None, int] = {}
+
+    # Point to point.
+
+    def send(
+        self,
+        x: Array,
+        dest: int,
+        *,
+        tag: int = 0,
+        purpose: str = "activation",
+        header: bool = True,
+    ) -> None:
+        """Send x to a rank of this group; x may be changed afterwards.
+
+        Returns when x is copied, or, on synchronous thread ranks, received. header=False saves
+        telling the shape to a receiver that gives `like` anyway.
+        """
+        self.isend(x, dest, tag=tag, purpose=purpose, header=header).wait()
+
+    def isend(
+        self,
+        x: Array,
+        dest: int,
+        *,
+        tag: int = 0,
+        purpose: str = "activation",
+        header: bool = True,
+    ) -> Operation:
+        """Start to send x, as it is now."""
+        self.check_rank(dest, "dest")
+        peers = self._point_to_point("send", tag, purpose)
+        request = peers.send(sendable(x), dest, copy=True, header=header)
+        return Operation(self.transport, _wait_for(request))
+
+    def recv(self, source: int, like: Array | None = None, *, tag: int = 0) -> Array:
+        """The next array that a rank of this group sent here under the tag.
+
+        like: an array (or a `numpy.broadcast_to` of one) of the shape and dtype that must come.
+        """
+        return self.irecv(source, like, tag=tag).wait()
+
+    def irecv(self, source: int, like: Array | None = None, *, tag: int = 0) -> Operation:
+        """Start to receive; `wait()` gives the array."""
+        self.check_rank(source, "source")
+        peers = self._point_to_point("receive", tag, "activation")
+        return Operation(self.transport, _wait_for(peers.receive(None, source, like=like)))
+
+    # Collectives.
+
+    def all_reduce(self, x: Array, op: str = "sum", *, purpose: str = "gradient") -> Array:
+        """The sum (max, min, prod) of every rank's x, bitwise the same on all ranks."""
+        return self.start.all_reduce(x, op, purpose=purpose).wait()
+
+    def all_gather(
+        self,
+        x: Array,
+        axis: int = 0,
+        *,
+        sizes: list[int] | None = None,
+        purpose: str = "parameter",
+    ) -> Array:
+        """The ranks' arrays, concatenated along an axis in the order of the ranks.
+
+        sizes: each rank's size along the axis, where all ranks know them; else headers tell.
+        """
+        return self.start.all_gather(x, axis, sizes=sizes, purpose=purpose).wait()
+
+    def broadcast(
+        self, x: Array | None, root: int, *, like: Array | None = None, purpose: str = "parameter"
+    ) -> Array:
+        """The root's x, on every rank; what the others bring as x is not looked at.
+
+        like: an array of the shape and dtype that must come, on all ranks; then no header travels.
+        """
+        return self.start.broadcast(x, root, like=like, purpose=purpose).wait()
+
+    def gather(self, x: Array, root: int = 0, *, purpose: str = "scalar") -> list[Array] | None:
+        """At the root the list of every rank's x, which may differ in shape; None elsewhere."""
+        result: list[Array] | None = self.start.gather(x, root, purpose=purpose).wait()
+        return result
+
+    def barrier(self) -> None:
+        """Return once every rank of the group has come here."""
+        self.start.barrier().wait()
+
+    def progress(self) -> None:
+        """Move on whatever this rank has in flight, without waiting."""
+        operation.progress(self.transport)
+
+    # Other groups.
+
+    def subgroup(self, ranks: Sequence[int], axis: str) -> Group:
+        """The group of some of this one's ranks, this rank among them, without communication.
+
+        All its members must name the same ranks in the same order, and the same axis.
+        """
+        for rank in ranks:
+            self.check_rank(rank, "a member")
+        if self.rank not in ranks or len(set(ranks)) != len(ranks):
+            raise ValueError(
+                f"subgroup of ranks {list(ranks)}: must have rank {self.rank}, and none twice"
+            )
+        return Group(self.transport, tuple(self.ranks[r] for r in ranks), axis, self)
+
+    def split(self, color: int, key: int = 0, axis: str | None = None) -> Group:
+        """The group of the ranks that give the same color, in the order of (key, rank)."""
+        mine = np.array([[color, key]], np.int64)
+        table = self.all_gather(mine, sizes=[1] * self.size, purpose="control").tolist()
+        members = [r for r in range(self.size) if table[r][0] == color]
+        members.sort(key=lambda r: (table[r][1], r))
+        return self.subgroup(members, axis or f"{self.axis}/{color}")
+
+    # The ledger.
+
+    @contextmanager
+    def ledger(self) -> Iterator[Ledger]:
+        """A ledger of what this rank sends in here, in this group and those made from it."""
+        ledger = Ledger()
+        self._ledgers.append(ledger)
+        try:
+            yield ledger
+        finally:
+            self._ledgers.remove(ledger)
+
+    def record(self, record: Record, nbytes: int) -> None:
+        """Count a message in the open ledgers of this group and of those that it was made from."""
+        group: Group | None = self
+        while group is not None:
+            for ledger in group._ledgers:
+                ledger.add(record, nbytes)
+            group = group._parent
+
+    # How messages find their way.
+
+    def check_rank(self, rank: int, what: str) -> None:
+        """Raise unless rank is one of this group's."""
+        if not 0 <= rank < self.size:
+            raise ValueError(
+                f"{what} {rank}: the group {self.axis!r} has ranks 0 to {self.size - 1}"
+            )
+
+    def next_tag(self) -> Tag:
+        """The tag of this group's next collective."""
+        channel = self._channel(None)
+        sequence = self.transport.sequences[channel]
+        self.transport.sequences[channel] = sequence + 1
+        return Tag(channel, sequence)
+
+    def _point_to_point(self, op: str, tag: int, purpose: str) -> Peers:
+        return Peers(self, op, "direct", check_purpose(purpose), Tag(self._channel(tag), 0))
+
+    def _channel(self, tag: int | None) -> int:
+        """The channel of a tag, or of this group's collectives: 63 bits of its names' digest."""
+        if tag not in self._channels:
+            channel = digest("channel", self.axis, self.ranks, tag) >> 65
+            kind = "a collective" if tag is None else f"tag {tag}"
+            self.transport.name(channel, f"{self}, {kind}")
+            self._channels[tag] = channel
+        return self._channels[tag]
+
+    def __repr__(self) -> str:
+        ranks = str(list(self.ranks)) if self.size <= 8 else f"{self.size} ranks"
+        return f"group {self.axis!r} of {ranks}"
+
+
+def _wait_for(request: Request) -> Steps:
+    yield (request,)
+    return request.array

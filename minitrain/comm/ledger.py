@@ -1,0 +1,87 @@
+"""What was sent: the evidence that a strategy communicates what its formula says."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any, NamedTuple
+
+
+class Record(NamedTuple):
+    """What messages are counted under.
+
+    op: the outermost collective's name ("send" for a point-to-point message).
+    algorithm: how the collective went about it.
+    axis: the mesh axis of the group.
+    purpose: one of `transport.PURPOSES`.
+    dest: the receiver's rank in the world.
+    """
+
+    op: str
+    algorithm: str
+    axis: str
+    purpose: str
+    dest: int
+
+
+class Ledger:
+    """Messages and payload bytes that this rank sent, by op, algorithm, axis, purpose, receiver."""
+
+    def __init__(self) -> None:
+        self._messages: dict[Record, int] = defaultdict(int)
+        self._bytes: dict[Record, int] = defaultdict(int)
+
+    def add(self, record: Record, nbytes: int) -> None:
+        """Count one message of nbytes."""
+        self._messages[record] += 1
+        self._bytes[record] += nbytes
+
+    def bytes(
+        self,
+        op: str | None = None,
+        axis: str | None = None,
+        purpose: str | None = None,
+        algorithm: str | None = None,
+    ) -> int:
+        """Payload bytes sent: all, or those of one op, mesh axis, purpose or algorithm."""
+        return _sum(self._bytes, (op, algorithm, axis, purpose))
+
+    def messages(
+        self,
+        op: str | None = None,
+        axis: str | None = None,
+        purpose: str | None = None,
+        algorithm: str | None = None,
+    ) -> int:
+        """Messages sent: all, or those of one op, mesh axis, purpose or algorithm."""
+        return _sum(self._messages, (op, algorithm, axis, purpose))
+
+    def by(self, field: str) -> dict[Any, int]:
+        """Payload bytes sent, grouped by one field of `Record`: by("purpose"), by("dest")."""
+        totals: dict[Any, int] = defaultdict(int)
+        for record, nbytes in self._bytes.items():
+            totals[getattr(record, field)] += nbytes
+        return dict(totals)
+
+    def table(self) -> str:
+        """All that was sent by this rank, one line for each op, algorithm, axis and purpose."""
+        rows: dict[tuple[str, ...], list[int]] = defaultdict(lambda: [0, 0])
+        for record, count in self._messages.items():
+            row = rows[record[:4]]
+            row[0] += count
+            row[1] += self._bytes[record]
+        head = (
+            f"{'op':<16}{'algorithm':<14}{'axis':<12}{'purpose':<12}{'messages':>10}{'bytes':>16}"
+        )
+        lines = [
+            f"{op:<16}{algorithm:<14}{axis:<12}{purpose:<12}{count:>10,}{nbytes:>16,}"
+            for (op, algorithm, axis, purpose), (count, nbytes) in sorted(rows.items())
+        ]
+        return "\n".join([head, *lines])
+
+
+def _sum(counts: dict[Record, int], wanted: tuple[str | None, ...]) -> int:
+    return sum(
+        count
+        for record, count in counts.items()
+        if all(want in (None, have) for want, have in zip(wanted, record[:4], strict=True))
+    )

@@ -1,0 +1,65 @@
+"""An operation in flight: one generator, driven to its end by whoever waits.
+
+A collective is a generator that yields the requests it waits for. The blocking call drives it to
+its end; a non-blocking one moves on whenever this rank waits for anything, or calls `progress`
+(the autograd engine does after each node of the backward). There is no progress thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any, TypeAlias
+
+from minitrain.comm.transport import Request, Transport
+
+Steps: TypeAlias = Generator[Sequence[Request], None, Any]
+"""What a collective is: yields requests, resumes when all of them are done, returns its result."""
+
+
+class Operation:
+    """A handle on something that was started: `wait()` gives its result."""
+
+    def __init__(self, transport: Transport, steps: Steps) -> None:
+        self._transport = transport
+        self._steps = steps
+        self._pending: Sequence[Request] = ()
+        self._result: Any = None
+        self.done = False
+        if not self.advance():
+            transport.active.append(self)
+
+    def advance(self) -> bool:
+        """Go as far as the messages that have arrived allow; True once finished."""
+        while not self.done and all(request.done for request in self._pending):
+            try:
+                for request in self._pending:
+                    if request.error is not None:
+                        raise request.error
+                self._pending = next(self._steps)
+            except StopIteration as stop:
+                self._result = stop.value
+                self._finish()
+            except BaseException:
+                self._finish()
+                raise
+        return self.done
+
+    def wait(self) -> Any:
+        """The result. Meanwhile this rank's other operations in flight move on as well."""
+        while not self.done:
+            progress(self._transport)
+            if not self.done:
+                self._transport.wait([op._pending for op in self._transport.active])
+        return self._result
+
+    def _finish(self) -> None:
+        self.done = True
+        self._pending = ()
+        if self in self._transport.active:
+            self._transport.active.remove(self)
+
+
+def progress(transport: Transport) -> None:
+    """Advance every operation that this rank has in flight, oldest first."""
+    for operation in tuple(transport.active):
+        operation.advance()

@@ -1,0 +1,119 @@
+"""Start ranks as threads, and end them together."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, TypeVar
+
+from minitrain.comm.errors import CommError, RankFailedError
+from minitrain.comm.group import Group
+from minitrain.comm.threads import World
+
+T = TypeVar("T")
+
+GRACE = 3.0
+"""Seconds that ranks which are still computing get to notice that another one failed."""
+
+
+def run_ranks(n: int, fn: Callable[..., T], *args: Any, synchronous: bool = False) -> list[T]:
+    """Run fn(group, *args) on n ranks, threads of this process, and return their results in order.
+
+    Args:
+        synchronous: a send waits until it is received, instead of copying and returning; a program
+            that relies on buffering then ends in a DeadlockError.
+
+    Raises:
+        The exception of the rank that failed first, with its traceback; the other ranks are woken.
+        DeadlockError: every live rank waits for a message that nobody is going to send.
+        CommError: the ranks returned and left messages unmatched.
+    """
+    if n < 1:
+        raise ValueError(f"run_ranks needs at least 1 rank, not {n}")
+    world = World(n, synchronous)
+    results: list[Any] = [None] * n
+
+    def rank_main(rank: int) -> None:
+        transport = world.ranks[rank]
+        transport.thread = threading.get_ident()
+        with world.slots:
+            try:
+                results[rank] = fn(Group(transport, tuple(range(n))), *args)
+            except BaseException as failure:
+                _note_rank(failure, rank)
+                world.fail(failure)
+            finally:
+                world.leave()
+
+    threads = [
+        threading.Thread(target=rank_main, args=(rank,), name=f"rank {rank}", daemon=True)
+        for rank in range(n)
+    ]
+    with blas_threads(cores() // n):
+        _run(world, threads)
+    if world.failure is not None:
+        raise world.failure
+    left = world.leftovers()
+    if left is not None:
+        raise CommError(left)
+    return results
+
+
+def _run(world: World, threads: list[threading.Thread]) -> None:
+    """Start the threads and wait for them; Ctrl-C reaches the main thread only, and fails all."""
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            while thread.is_alive() and world.failure is None:
+                thread.join(0.5)
+    except BaseException as interrupt:
+        world.fail(interrupt)
+    limit = time.monotonic() + GRACE
+    for thread in threads:
+        thread.join(max(0.0, limit - time.monotonic()))
+
+
+def _note_rank(failure: BaseException, rank: int) -> None:
+    """Let the traceback say which rank it is from."""
+    if not isinstance(failure, RankFailedError):
+        failure.add_note(f"raised by rank {rank}")
+
+
+def cores() -> int:
+    """The processor cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@contextmanager
+def blas_threads(n: int) -> Iterator[None]:
+    """Give BLAS n threads (at least 1) in here, unless the user has set OMP_NUM_THREADS.
+
+    One BLAS thread a core in each of several ranks makes them fight: a step of two ranks on two
+    cores took six times as long.
+    """
+    if "OMP_NUM_THREADS" in os.environ:
+        yield
+        return
+    with _blas().limit(limits=max(1, n), user_api="blas"):
+        yield
+
+
+def set_blas_threads(n: int) -> None:
+    """The same, from here on."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        _blas().limit(limits=max(1, n), user_api="blas")
+
+
+@cache
+def _blas() -> Any:
+    """The BLAS libraries of this process; finding them takes longer than setting their threads."""
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
