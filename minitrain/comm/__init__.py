@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         RankFailedError,
     )
     from minitrain.comm.group import Group
-    from minitrain.comm.launch import launched
+    from minitrain.comm.launch import launched, mpiexec_command
     from minitrain.comm.run import run_ranks
     from minitrain.comm.worlds import world
 
@@ -31,6 +31,7 @@ _NAMES = {
     "LauncherError": "errors",
     "end_together": "abort",
     "launched": "launch",
+    "mpiexec_command": "launch",
     "run_ranks": "run",
     "world": "worlds",
 }
@@ -44,6 +45,7 @@ __all__ = [
     "RankFailedError",
     "end_together",
     "launched",
+    "mpiexec_command",
     "run_ranks",
     "world",
 ]
