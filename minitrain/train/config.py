@@ -27,6 +27,21 @@ from minitrain.train.option import (
 )
 from minitrain.train.sources import from_file, from_flags, from_set, write
 
+__all__ = [
+    "OPTIONS",
+    "PRESETS",
+    "ConfigError",
+    "DataOptions",
+    "ModelOptions",
+    "OptimizerOptions",
+    "RunConfig",
+    "RunOptions",
+    "check",
+    "notes",
+    "resolve",
+    "to_toml",
+]
+
 
 def _option(default: Any, help: str, flag: str | None = None) -> Any:
     """A field with its default and help; `flag` where the flag is not called as the field is."""
