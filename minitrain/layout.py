@@ -48,8 +48,7 @@ class Layout:
         dp: data-parallel replicas.
         pp: pipeline stages.
         shard: ranks that optimizer state (zero 1), gradients (2) and parameters (3) are cut over.
-        cp: ranks that a sequence is cut over.
-        tp: ranks that weights are cut over.
+        cp, tp: ranks that a sequence is cut over, and that weights are cut over.
         ep: ranks that experts are cut over, folded into dp × shard × cp: no ranks of its own.
         zero: the ZeRO stage; 1 where shard > 1 and none is given.
         sp: sequence parallelism between the tensor-parallel regions.

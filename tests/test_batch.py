@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minitrain.batch import IGNORE, Batch, BatchError, cut, places_of
+from minitrain.layout import Layout
 
 
 def numbered(size: int, context: int = 3) -> Batch:
@@ -35,6 +36,19 @@ def test_parts_make_up_the_batch(size: int, micro_batches: int, parts: int) -> N
             np.testing.assert_array_equal(part.labels, expected + 1)
             np.testing.assert_array_equal(part.places, expected[:, 0] // 10)
             assert (part.step, part.size) == (5, size)
+
+
+@pytest.mark.parametrize("words", ["dp4", "dp2,tp2", "dp2,cp2", "dp2,pp2", "shard2,dp2", "dp4,tp2"])
+def test_data_ranks_share_and_their_peers_agree(words: str) -> None:
+    """Case L15 through a layout: 8 samples, each seen by as many ranks as a data rank has peers."""
+    layout, batch = Layout.parse(words), numbered(8)
+    seen: dict[int, list[int]] = {}
+    for rank in range(layout.size):
+        index = layout.data_index(rank)
+        places = batch.part(0, 1, index, layout.data_ranks).places.tolist()
+        assert seen.setdefault(index, places) == places
+    assert [place for index in sorted(seen) for place in seen[index]] == list(range(8))
+    assert len(seen) == layout.data_ranks
 
 
 def test_an_empty_part_keeps_its_width() -> None:
