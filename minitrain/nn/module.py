@@ -23,6 +23,10 @@ def constant(value: float) -> Init:
     return lambda rng, shape: np.full(shape, value)
 
 
+class UnfilledError(AttributeError, ValueError):
+    """A parameter that is declared, but has no values yet."""
+
+
 class Parameter(Tensor):
     """A leaf that training changes, declared with its global shape and filled later.
 
@@ -42,7 +46,7 @@ class Parameter(Tensor):
     def __getattr__(self, attribute: str) -> Any:
         # Reached only where the slot is empty: a parameter without an array.
         if attribute == "array":
-            raise ValueError(
+            raise UnfilledError(
                 f"parameter {self.name or '(unnamed)'} {self.declared} is declared but not "
                 "filled; call model.initialize(seed=0) or load a checkpoint first"
             )

@@ -1,0 +1,88 @@
+"""A rank's weights as one array, its gradients as another, and each parameter a view of both.
+
+Flat arrays are what optimizers step, what buckets are cut from and what ZeRO cuts into shards. The
+order is the reverse of the model's, about the order in which gradients become final, so a bucket
+is a plain slice. Weights that decay come first and norms and biases after them, so an optimizer
+needs two calls.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from minitrain.array import Array, accumulator, namespace
+from minitrain.autograd.tensor import Tensor
+from minitrain.nn.module import Parameter
+
+
+class Flat:
+    """The flat arrays of some filled parameters, which become views of them.
+
+    Attributes:
+        weights: (n,) all values.
+        gradient: (n,) their gradients, in the dtype that sums are made in.
+        spans: by name, the slice that a parameter has in both.
+        decayed: the slice of the weights with two or more axes, which weight decay shrinks.
+    """
+
+    def __init__(self, parameters: dict[str, Parameter]):
+        self.parameters = parameters
+        decays = {name: len(p.declared) > 1 for name, p in parameters.items()}
+        order = sorted(list(parameters)[::-1], key=lambda name: not decays[name])
+        self.spans: dict[str, slice] = {}
+        end = 0
+        for name in order:
+            self.spans[name] = slice(end, end := end + parameters[name].array.size)
+        self.decayed = slice(0, sum(p.array.size for n, p in parameters.items() if decays[n]))
+        first = next(iter(parameters.values())).array
+        xp = namespace(first)
+        self.weights = xp.empty(end, first.dtype)
+        self.gradient = xp.zeros(end, accumulator(first.dtype))
+        for name, parameter in parameters.items():
+            view = self.view(self.weights, name)
+            view[...] = parameter.array
+            parameter.array = view
+
+    def view(self, flat: Array, name: str) -> Array:
+        """The part of a flat array that belongs to a parameter, in its shape."""
+        return flat[self.spans[name]].reshape(self.parameters[name].shape)
+
+    def views(self, flat: Array) -> dict[str, Array]:
+        """All parts of a flat array by name, in the order of the model."""
+        return {name: self.view(flat, name) for name in self.parameters}
+
+    def clear(self) -> None:
+        """Forget the gradients; the first term that arrives overwrites what is there."""
+        for parameter in self.parameters.values():
+            parameter.grad = None
+
+    def accumulate(self, leaf: Tensor, grad: Array, shared: bool) -> None:
+        """A sink for the engine: add a term of a parameter's gradient where it belongs."""
+        if leaf.grad is not None:
+            leaf.grad += grad
+            return
+        assert isinstance(leaf, Parameter)
+        leaf.grad = self.view(self.gradient, leaf.name)
+        leaf.grad[...] = grad
+
+    def complete(self, names: Iterable[str]) -> None:
+        """Zeros for the parameters that no term arrived at."""
+        for name in names:
+            parameter = self.parameters[name]
+            if parameter.grad is None:
+                parameter.grad = self.view(self.gradient, name)
+                parameter.grad[...] = 0
+
+    def buckets(self, nbytes: int) -> list[list[str]]:
+        """Names of neighbours in flat order, in lists of at least nbytes of gradient (the last
+        may have less)."""
+        buckets: list[list[str]] = []
+        room = 0
+        for name, span in self.spans.items():
+            if room <= 0:
+                buckets.append([])
+                room = math.ceil(nbytes / self.gradient.itemsize)
+            buckets[-1].append(name)
+            room -= span.stop - span.start
+        return buckets

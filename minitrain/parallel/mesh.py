@@ -1,0 +1,59 @@
+"""The mesh: the ranks of a run on named axes, and the group of any of them."""
+
+from __future__ import annotations
+
+from minitrain.comm.group import Group
+from minitrain.layout import Layout, LayoutError
+
+
+class Mesh:
+    """This rank's place in a layout, and its groups: mesh["tp"], mesh["dp", "shard"].
+
+    A group along some axes is made of the ranks that agree with this one on all the others, in the
+    order of their world ranks. Which they are follows from the layout, so no message is needed.
+
+    Attributes:
+        world: the group of all ranks.
+        coordinates: this rank's place on each axis.
+    """
+
+    def __init__(self, world: Group, layout: Layout):
+        if layout.size != world.size:
+            raise LayoutError(
+                f"layout {layout} needs {layout.size} ranks, but there are {world.size}; change an "
+                f"axis so that the product is {world.size}, or start {layout.size} ranks"
+            )
+        self.world, self.layout = world, layout
+        self.coordinates = layout.coordinates(world.rank)
+        self._groups: dict[tuple[str, ...], Group] = {}
+
+    def __getitem__(self, axes: str | tuple[str, ...]) -> Group:
+        """The group of the ranks that differ from this one along these axes only."""
+        axes = (axes,) if isinstance(axes, str) else axes
+        unknown = [axis for axis in axes if axis not in self.coordinates]
+        if unknown:
+            known = ", ".join(self.coordinates)
+            raise KeyError(f"mesh has no axis {unknown[0]!r}; the axes are {known}")
+        if axes not in self._groups:
+            fixed = {axis: at for axis, at in self.coordinates.items() if axis not in axes}
+            members = [
+                rank
+                for rank in range(self.world.size)
+                if fixed.items() <= self.layout.coordinates(rank).items()
+            ]
+            self._groups[axes] = self.world.subgroup(members, "+".join(axes))
+        return self._groups[axes]
+
+    @property
+    def data(self) -> Group:
+        """The data ranks that share this rank's place in the model: each has its own samples."""
+        return self["dp", "shard"]
+
+    @property
+    def data_index(self) -> int:
+        """Which part of each micro-batch this rank computes."""
+        return self.layout.data_index(self.world.rank)
+
+    def __str__(self) -> str:
+        place = ", ".join(f"{axis} {at}" for axis, at in self.coordinates.items())
+        return f"rank {self.world.rank} of {self.layout} at {place}"

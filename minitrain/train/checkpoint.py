@@ -1,0 +1,156 @@
+"""Checkpoints by global name, so that what one layout saved another can load.
+
+    step-000500/manifest.json         what is where: name -> shape, dtype, file, slice; step, …
+    step-000500/rank-0000.safetensors arrays "weights/NAME", "first/NAME", …
+
+A checkpoint is there whole or not at all: it is written under a temporary name, flushed to the
+disk, and renamed. Only then is it called step-NNNNNN, and only such folders are looked at.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from minitrain.array import Array, from_host, namespace, to_host
+
+_NAME = re.compile(r"step-(\d{6,})$")
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that is not there, not whole, or of another model; or one that can't be written."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint says of itself.
+
+    Attributes:
+        step: steps done.
+        updates: updates applied, fewer where batches had no valid token.
+        layout: the layout that wrote it, for information.
+        config: the text of the run's config.toml.
+        arrays: by key ("weights/NAME", "first/NAME"): {"shape", "dtype", "pieces"}; a piece is
+            {"file", "slice"} with the slice as [start, stop] for each axis.
+        loss_scale: state of mixed precision; None without.
+    """
+
+    step: int
+    updates: int
+    layout: str
+    config: str
+    arrays: dict[str, dict[str, Any]]
+    loss_scale: dict[str, float] | None = None
+
+
+def save(folder: Path, manifest: Manifest, arrays: dict[str, Array], rank: int = 0) -> Path:
+    """Write a checkpoint of one rank's whole arrays into folder/step-NNNNNN and return that path.
+
+    Raises:
+        CheckpointError: the disk is full or refuses; earlier checkpoints are as they were.
+    """
+    target = folder / f"step-{manifest.step:06d}"
+    temporary = folder / f".step-{manifest.step:06d}.part"
+    file = f"rank-{rank:04d}.safetensors"
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        # safetensors writes an array that is not contiguous wrongly, and silently.
+        whole = {key: np.ascontiguousarray(to_host(x)) for key, x in arrays.items()}
+        save_file(whole, temporary / file)
+        text = json.dumps(manifest.__dict__ | {"arrays": _described(whole, file)}, indent=1)
+        (temporary / "manifest.json").write_text(text + "\n", encoding="utf-8")
+        for name in (file, "manifest.json"):
+            _flush(temporary / name)
+        if target.exists():  # the same step again, by a run that was resumed before it
+            shutil.rmtree(target)
+        temporary.rename(target)
+        _flush(folder)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        need = sum(x.nbytes for x in arrays.values()) / 1e6
+        raise CheckpointError(
+            f"cannot write the checkpoint {target} ({need:.1f} MB): {error}; "
+            "free some space, or take another --run-dir. Earlier checkpoints are untouched"
+        ) from error
+    return target
+
+
+def load(path: Path) -> tuple[Manifest, dict[str, np.ndarray[Any, Any]]]:
+    """The manifest of a checkpoint, and its arrays whole by key.
+
+    Raises:
+        CheckpointError: a file that is missing or broken, named.
+    """
+    try:
+        text = (path / "manifest.json").read_text(encoding="utf-8")
+        manifest = Manifest(**json.loads(text))
+        arrays = {}
+        for key, entry in manifest.arrays.items():
+            arrays[key] = np.empty(entry["shape"], entry["dtype"])
+            for piece in entry["pieces"]:
+                with safe_open(path / piece["file"], framework="np") as tensors:
+                    at = tuple(slice(start, stop) for start, stop in piece["slice"])
+                    arrays[key][at] = tensors.get_tensor(key)
+    except (OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
+        raise CheckpointError(
+            f"{path} is no whole checkpoint: {error}; take another one, or start anew"
+        ) from error
+    return manifest, arrays
+
+
+def restore(into: dict[str, Array], arrays: dict[str, Any], path: Path) -> None:
+    """Copy loaded arrays into those of a model, in place, by key.
+
+    Raises:
+        CheckpointError: names or shapes that differ, before anything is copied.
+    """
+    missing, extra = sorted(into.keys() - arrays.keys()), sorted(arrays.keys() - into.keys())
+    if missing or extra:
+        raise CheckpointError(
+            f"{path} is of another model: it lacks {missing[:3]} and has {extra[:3]} beyond it"
+        )
+    for key, x in into.items():
+        if x.shape != arrays[key].shape:
+            raise CheckpointError(f"{path}: {key} has shape {arrays[key].shape}, not {x.shape}")
+    for key, x in into.items():
+        x[...] = from_host(arrays[key].astype(x.dtype), namespace(x))
+
+
+def newest(folder: Path) -> Path | None:
+    """The whole checkpoint of the highest step in a folder; None if there is none."""
+    found = {
+        int(match[1]): path
+        for path in (folder.iterdir() if folder.is_dir() else ())
+        if (match := _NAME.match(path.name)) and (path / "manifest.json").is_file()
+    }
+    return found[max(found)] if found else None
+
+
+def _described(arrays: dict[str, np.ndarray[Any, Any]], file: str) -> dict[str, Any]:
+    return {
+        key: {
+            "shape": list(x.shape),
+            "dtype": x.dtype.name,
+            "pieces": [{"file": file, "slice": [[0, size] for size in x.shape]}],
+        }
+        for key, x in arrays.items()
+    }
+
+
+def _flush(path: Path) -> None:
+    """Have the system write a file or folder to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
