@@ -1,1 +1,9 @@
+"""Optimizers on flat arrays, learning-rate schedules, clipping: plain arrays, no tensors."""
 
+from minitrain.optim.adamw import AdamW
+from minitrain.optim.clip import clip_factor, square_sum
+from minitrain.optim.optimizer import Optimizer
+from minitrain.optim.schedule import SHAPES, Schedule
+from minitrain.optim.sgd import SGD
+
+__all__ = ["SGD", "SHAPES", "AdamW", "Optimizer", "Schedule", "clip_factor", "square_sum"]

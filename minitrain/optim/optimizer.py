@@ -1,0 +1,88 @@
+"""What every optimizer has in common: it steps flat arrays, and knows neither names nor ranks.
+
+A ZeRO rank steps a piece of each parameter, so all that an optimizer may see is a vector of
+weights and vectors of the same size beside it. Each element is stepped by itself: a piece is
+stepped exactly as it would be inside the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Protocol
+
+import numpy as np
+
+from minitrain.array import Array, namespace
+
+# Elements of a piece: weights, gradient, two moments and a temporary fit a core's cache.
+PIECE = 1 << 15
+
+
+class Optimizer(Protocol):
+    """How weights are stepped.
+
+    Attributes:
+        slots: names of the arrays that the caller keeps for each parameter between steps, of the
+            weights' size, zero at first.
+    """
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Names of the arrays that the caller keeps; see above."""
+
+    def step(
+        self,
+        weights: Array,
+        gradient: Array,
+        slots: Mapping[str, Array],
+        *,
+        lr: float,
+        count: int,
+        decay: bool,
+        scale: float = 1.0,
+    ) -> None:
+        """Step weights and slots in place; the gradient stays as it is.
+
+        Args:
+            lr: the learning rate of this update.
+            count: the number of this update, from 1. An update that was skipped has no number.
+            decay: whether these weights decay: not those of norms and biases.
+            scale: what the gradient is multiplied by first: the factor of clipping.
+
+        Shapes: weights, gradient and each slot (N,).
+
+        Raises:
+            ValueError: sizes that differ, a slot that is missing, a count below 1.
+        """
+
+
+def pieces(*vectors: Array) -> Iterator[tuple[Array, ...]]:
+    """Matching pieces of vectors, small enough for the cache; a GPU gets them whole.
+
+    A step is a dozen passes over the same elements: on a piece only the first reads main memory.
+    """
+    size = vectors[0].size
+    step = PIECE if namespace(vectors[0]) is np else max(1, size)
+    for start in range(0, size, step):
+        yield tuple([x[start : start + step] for x in vectors])
+
+
+def check(
+    optimizer: Optimizer, weights: Array, gradient: Array, slots: Mapping[str, Array], count: int
+) -> None:
+    """Refuse what NumPy would broadcast or a bias correction would divide by zero."""
+    if count < 1:
+        raise ValueError(f"updates count from 1, got count={count}")
+    missing = [name for name in optimizer.slots if name not in slots]
+    if missing:
+        raise ValueError(
+            f"{type(optimizer).__name__} keeps {', '.join(optimizer.slots)} between steps, but "
+            f"{', '.join(missing)} is missing; start with zeros of {weights.shape}"
+        )
+    given = {"gradient": gradient} | {name: slots[name] for name in optimizer.slots}
+    for name, x in given.items():
+        if weights.ndim != 1 or x.shape != weights.shape:
+            raise ValueError(
+                f"weights {weights.shape} and {name} {x.shape} must be vectors of one size; "
+                "step x.reshape(-1)"
+            )
