@@ -2,7 +2,9 @@
 
 from minitrain.autograd.attention import WeightDropout, attention
 from minitrain.autograd.fused import dropout, embedding, gelu, layer_norm, linear, softmax
+from minitrain.autograd.gates import silu, swiglu
 from minitrain.autograd.losses import cross_entropy, token_losses
+from minitrain.autograd.norms import rms_norm
 from minitrain.autograd.ops import (
     add,
     cast,
@@ -17,11 +19,13 @@ from minitrain.autograd.ops import (
     tanh,
 )
 from minitrain.autograd.reduce import matmul, max, mean, sum
+from minitrain.autograd.rotary import rotary
 from minitrain.autograd.shapes import concatenate, reshape, split, take, transpose, where
 
 __all__ = [
     "WeightDropout", "add", "attention", "cast", "concatenate", "cross_entropy", "divide",
     "dropout", "embedding", "exp", "gelu", "layer_norm", "linear", "log", "matmul", "max",
-    "maximum", "mean", "multiply", "power", "reshape", "softmax", "split", "sqrt", "subtract",
-    "sum", "take", "tanh", "token_losses", "transpose", "where",
+    "maximum", "mean", "multiply", "power", "reshape", "rms_norm", "rotary", "silu", "softmax",
+    "split", "sqrt", "subtract", "sum", "swiglu", "take", "tanh", "token_losses", "transpose",
+    "where",
 ]  # fmt: skip
