@@ -31,7 +31,8 @@ class Rotary(Function):
 
     def _turn(self, x: Array, sign: int) -> Array:
         """x turned forwards (sign 1) or back (-1); if only a part is turned, the rest is copied."""
-        half, at = x.shape[-1] // 2, (...,)
+        half = x.shape[-1] // 2
+        at: tuple[Any, ...] = (...,)
         if self.part is None:
             out = namespace(x).empty(x.shape, x.dtype)
         else:

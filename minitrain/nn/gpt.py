@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
 
 from minitrain.array import Array
 from minitrain.autograd import functional as F
 from minitrain.autograd.tensor import Tensor
 from minitrain.nn.attention import Attention
-from minitrain.nn.layers import CrossEntropy, Dropout, Embedding, Head, LayerNorm, Linear
+from minitrain.nn.layers import Dropout, Embedding, Head, LayerNorm, Linear
 from minitrain.nn.module import Init, Module, Parameter, normal
-
-Link = Callable[[Any, Array], Tensor]
+from minitrain.nn.transformer import Transformer
 
 
 @dataclass(frozen=True)
@@ -87,39 +82,19 @@ class Block(Module):
         return x + self.mlp_dropout(self.mlp(self.mlp_norm(x)))
 
 
-class GPT(Module):
-    """The model: a chain of an embedding, blocks, and a norm with the head. It knows no ranks.
-
-    Declared, not filled: `GPT(config).initialize(seed)` draws the initial values.
-    """
+class GPT(Transformer):
+    """GPT-2, declared and not filled: `GPT(config).initialize(seed)` draws the initial values."""
 
     def __init__(self, config: GPTConfig):
         self.config = config
-        self.embedding = Embedding(
+        embedding = Embedding(
             config.vocab, config.context, config.width, config.std, config.dropout
         )
-        self.blocks = [Block(config) for _ in range(config.layers)]
-        self.norm = LayerNorm(config.width)
-        table = self.embedding.token.weight
+        table = embedding.token.weight
         own = Parameter((config.vocab, config.width), normal(config.std))
-        self.head = Head(table if config.tied else own)
-        self.loss = CrossEntropy()
-        self.name_tree()
-
-    def chain(self) -> list[Link]:
-        """[embedding, block 0, …, block L-1, head]: each (x, positions) -> x, the first of ids."""
-        return [self.embedding, *self.blocks, self.finish]
-
-    def finish(self, x: Tensor, positions: Array) -> Tensor:
-        """The last link: x (B, T, C) -> logits (B, T, V)."""
-        return self.head(self.norm(x))
-
-    def forward(self, tokens: Array, positions: Array | None = None) -> Tensor:
-        """tokens (B, T), ids in [0, V) -> logits (B, T, V). Positions are 0, 1, … if left out."""
-        x: Any = tokens
-        if positions is None:
-            positions = np.arange(tokens.shape[1])
-        for link in self.chain():
-            x = link(x, positions)
-        logits: Tensor = x
-        return logits
+        super().__init__(
+            embedding,
+            blocks=[Block(config) for _ in range(config.layers)],
+            norm=LayerNorm(config.width),
+            head=Head(table if config.tied else own),
+        )

@@ -16,13 +16,15 @@ from minitrain.nn.window import Window, current
 class Linear(Module):
     """x·W + b; the sizes may be of several axes, so that heads and halves can be cut as slices.
 
-    Shapes: inner (C,) and outer (3, H, D) make W (C, 3, H, D), b (3, H, D).
+    Shapes: inner (C,) and outer (3, H, D) make W (C, 3, H, D), b (3, H, D); without bias b is None.
     """
 
-    def __init__(self, inner: tuple[int, ...], outer: tuple[int, ...], init: Init):
+    def __init__(
+        self, inner: tuple[int, ...], outer: tuple[int, ...], init: Init, *, bias: bool = True
+    ):
         self.contract = len(inner)
         self.weight = Parameter(inner + outer, init)
-        self.bias = Parameter(outer, constant(0.0))
+        self.bias = Parameter(outer, constant(0.0)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., *inner) -> (..., *outer)."""
@@ -40,6 +42,18 @@ class LayerNorm(Module):
     def forward(self, x: Tensor) -> Tensor:
         """x (..., C) -> (..., C)."""
         return F.layer_norm(x, self.weight, self.bias, self.epsilon)
+
+
+class RMSNorm(Module):
+    """Normalisation by the root mean square of the last axis, of `width` elements."""
+
+    def __init__(self, width: int, epsilon: float = 1e-5):
+        self.weight = Parameter((width,), constant(1.0))
+        self.epsilon = epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (..., C) -> (..., C)."""
+        return F.rms_norm(x, self.weight, self.epsilon)
 
 
 class Dropout(Module):
