@@ -23,7 +23,7 @@ def namespace(x: Array) -> Any:
     """The module that x belongs to: numpy or cupy (a Python or NumPy scalar counts as NumPy)."""
     if isinstance(x, (np.ndarray, np.generic, int, float)):
         return np
-    return x.__array_namespace__()
+    return sys.modules[type(x).__module__]  # CuPy's arrays have no __array_namespace__ (14.2)
 
 
 def to_host(x: Array) -> np.ndarray[Any, Any]:
@@ -37,8 +37,11 @@ def from_host(x: Array, xp: Any) -> Array:
 
 
 def accumulator(dtype: Any) -> Any:
-    """The dtype in which values of dtype are summed: float64 for float64, else float32."""
-    return np.dtype(np.float64 if np.dtype(dtype) == np.float64 else np.float32)
+    """The dtype in which values of dtype are summed: float32 for floats of at most 32 bits, else
+    float64 (in which integers stay exact up to 2**53)."""
+    dtype = np.dtype(dtype)
+    narrow = dtype.itemsize <= 4 and dtype.kind not in "iub"  # bfloat16's kind is V
+    return np.dtype(np.float32 if narrow else np.float64)
 
 
 def digest(*names: object) -> int:

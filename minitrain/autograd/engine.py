@@ -62,28 +62,47 @@ class Backward:
         self.adjoints: dict[Function, Array] = {}
         self.uses: dict[Tensor, int] = {}
         self.order: list[Function] = []
+        self.owed = {"activations", "weights"}
         if root.node is None:
             self.uses[root] = 1
             self._deliver(root, grad_out, grad_out)
         else:
             self.order = _nodes(root.node)
             for node in self.order:
-                for edge in node.edges:
-                    if isinstance(edge, Tensor):
-                        self.uses[edge] = self.uses.get(edge, 0) + 1
+                self._count_leaves(node)
             self.adjoints[root.node] = grad_out
 
     def run(self) -> None:
         """The gradients of everything."""
+        self._pay("activations", "weights")
         self._walk(activations=True, weights=True)
 
     def run_activations(self) -> None:
         """The gradients of all that is no weight; `run_weights` must follow later."""
+        self._pay("activations")
         self._walk(activations=True, weights=False)
 
     def run_weights(self) -> None:
         """The gradients of the weights, after `run_activations`."""
+        if "activations" in self.owed:
+            raise ValueError("run_weights needs what run_activations leaves behind; call it first")
+        self._pay("weights")
         self._walk(activations=False, weights=True)
+
+    def _pay(self, *halves: str) -> None:
+        if not self.owed.issuperset(halves):
+            raise ValueError("this half of the backward has already run; nothing may run twice")
+        self.owed.difference_update(halves)
+
+    def _count_leaves(self, node: Function) -> None:
+        leaves = [edge for edge in node.edges if isinstance(edge, Tensor)]
+        for leaf, version in zip(leaves, node.versions, strict=True):
+            if leaf.version != version:
+                raise ValueError(
+                    f"{leaf} was changed in place between a forward that used it and this "
+                    "backward, whose gradients would mix old and new values; run backward first"
+                )
+            self.uses[leaf] = self.uses.get(leaf, 0) + 1
 
     def _walk(self, activations: bool, weights: bool) -> None:
         later = []  # nodes that a second walk must visit, last made first
@@ -97,6 +116,7 @@ class Backward:
                     self.adjoints.pop(node, None)
                     node.free()
                 else:
+                    node.freed = True  # to others it is
                     later.append(node)
                 if self.after_node is not None:
                     self.after_node()
@@ -113,6 +133,8 @@ class Backward:
             if isinstance(edge, Tensor):
                 self._deliver(edge, grad, grad_out)
             elif grad is not None and edge is not None:
+                if grad.dtype != edge.dtype:
+                    grad = grad.astype(edge.dtype)
                 known = self.adjoints.get(edge)
                 self.adjoints[edge] = grad if known is None else known + grad
 

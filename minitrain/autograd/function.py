@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from minitrain.array import Array
+from minitrain.array import Array, namespace
 from minitrain.autograd.tensor import Tensor, grad_enabled
 
 # Ever increasing, so that of two nodes the one that used the other's output has the larger number.
@@ -37,8 +37,10 @@ class Function:
 
     sequence: int
     edges: tuple[Function | Tensor | None, ...]
+    versions: list[int]  # of the leaves among the edges, when they were used
+    dtype: Any  # of the output, and so of the gradient that arrives
     is_weight: bool = False
-    freed: bool = False
+    freed: bool = False  # a backward has begun, and there can be no second one
     sources: tuple[Any, ...] = ()
 
     def forward(self, *arrays: Any, **options: Any) -> Array:
@@ -54,6 +56,7 @@ class Function:
 
         May run twice, first for the inputs that are no weights and later for the weights, so it
         must leave what it reads as it is. grad_out may be shared with others: never write to it.
+        A gradient may be wider than its input (float32 for float16): the engine rounds it.
         """
         raise NotImplementedError
 
@@ -67,12 +70,12 @@ class Function:
         node = cls()
         node.sources = inputs
         out = node.forward(*_arrays(cls, inputs), **options)
-        if isinstance(out, np.generic):  # NumPy's reductions to one element return scalars
-            out = np.asarray(out)
         if not grad_enabled() or not any(isinstance(x, Tensor) and x.requires_grad for x in inputs):
             return Tensor(out)
         node.sources = ()
         node.edges = tuple([_edge(x) for x in inputs])
+        node.versions = [e.version for e in node.edges if isinstance(e, Tensor)]
+        node.dtype = out.dtype
         node.is_weight = cls.passes_weight and all(e is None or e.is_weight for e in node.edges)
         node.sequence = next(_sequence)
         return Tensor(out, node=node)
@@ -92,24 +95,28 @@ def _edge(x: Any) -> Function | Tensor | None:
 
 def _arrays(cls: type[Function], inputs: tuple[Any, ...]) -> list[Any]:
     """The inputs as arrays and scalars, such that a constant never widens the tensors' dtype."""
-    dtype: Any = None
+    like: Any = None
     for x in inputs:
         if isinstance(x, Tensor) and x.array.dtype.kind not in "iub":
-            if dtype is not None and x.array.dtype != dtype:
+            if like is not None and x.array.dtype != like.dtype:
                 raise ValueError(
-                    f"{cls.__name__.lower()} got tensors of {dtype} and {x.array.dtype}; "
+                    f"{cls.__name__.lower()} got tensors of {like.dtype} and {x.array.dtype}; "
                     "cast one of them (functional.cast), nothing is promoted silently"
                 )
-            dtype = x.array.dtype
-    return [x.array if isinstance(x, Tensor) else _constant(x, dtype) for x in inputs]
+            like = x.array
+    return [_as_input(x, like) for x in inputs]
 
 
-def _constant(x: Any, dtype: Any) -> Any:
+def _as_input(x: Any, like: Array | None) -> Any:
+    if isinstance(x, Tensor):
+        x = x.array
+        if like is None or x.dtype is like.dtype:
+            return x
     # NumPy 2 lets a float64 scalar or an int64 array widen float32; a Python number does not.
     if isinstance(x, np.generic):
-        x = x.item()
+        return x.item()
+    if like is None or x is None or isinstance(x, (int, float)):
+        return x
     if isinstance(x, (list, tuple)):
-        x = np.asarray(x)
-    if dtype is not None and hasattr(x, "dtype") and x.dtype.kind == "f":
-        return x.astype(dtype, copy=False)
-    return x
+        x = namespace(like).asarray(x)
+    return x if x.dtype.kind == "b" else x.astype(like.dtype, copy=False)

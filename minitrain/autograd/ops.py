@@ -2,6 +2,8 @@
 
 Each operation broadcasts as NumPy does; its vjp then sums the gradient over the axes along which an
 input was repeated, because a value used n times receives n gradients.
+
+A vjp of several steps begins with `wide`, so that for 16-bit inputs every step is one of float32.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from typing import Any
 
 from minitrain.array import Array, namespace
 from minitrain.autograd.function import Function
-from minitrain.autograd.shapes import unbroadcast
+from minitrain.autograd.shapes import unbroadcast, wide
 from minitrain.autograd.tensor import Tensor
 
 
@@ -27,7 +29,10 @@ class Add(Function):
         return a + b
 
     def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
-        return unbroadcast(grad_out, self.a), unbroadcast(grad_out, self.b)
+        return (
+            unbroadcast(grad_out, self.a) if needs[0] else None,
+            unbroadcast(grad_out, self.b) if needs[1] else None,
+        )
 
 
 class Subtract(Function):
@@ -66,11 +71,11 @@ class Divide(Function):
         return a / b
 
     def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+        grad = wide(grad_out) / self.b
         return (
-            unbroadcast(grad_out / self.b, shape_of(self.a)) if needs[0] else None,
-            unbroadcast(-grad_out * self.a / (self.b * self.b), shape_of(self.b))
-            if needs[1]
-            else None,
+            unbroadcast(grad, shape_of(self.a)) if needs[0] else None,
+            # a / b / b and not a / (b·b), whose square may overflow where the slope does not
+            unbroadcast(-grad * self.a / self.b, shape_of(self.b)) if needs[1] else None,
         )
 
 
@@ -84,7 +89,8 @@ class Power(Function):
     def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
         if self.exponent == 0:  # the slope is 0 everywhere, where 0 · 0^-1 would be NaN
             return (namespace(grad_out).zeros_like(grad_out),)
-        return (_no_zero_times_inf(grad_out, self.exponent * self.x ** (self.exponent - 1)),)
+        x = _one_where_unused(self.x, grad_out)
+        return (wide(grad_out) * (self.exponent * wide(x) ** (self.exponent - 1)),)
 
 
 class Exp(Function):
@@ -106,7 +112,7 @@ class Log(Function):
         return namespace(x).log(x)
 
     def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
-        return (_no_zero_times_inf(grad_out, 1 / self.x),)
+        return (grad_out / _one_where_unused(self.x, grad_out),)
 
 
 class Tanh(Function):
@@ -117,7 +123,8 @@ class Tanh(Function):
         return self.y
 
     def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
-        return (grad_out * (1 - self.y * self.y),)
+        y = wide(self.y)
+        return (grad_out * (1 - y * y),)
 
 
 class Maximum(Function):
@@ -125,8 +132,7 @@ class Maximum(Function):
 
     def forward(self, a: Array, b: Array) -> Array:
         self.a, self.b, self.first = shape_of(a), shape_of(b), a >= b
-        xp = namespace(a if hasattr(a, "shape") else b)
-        return xp.where(self.first, a, b)
+        return namespace(a if hasattr(a, "shape") else b).maximum(a, b)  # NaN if either is
 
     def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
         return (
@@ -148,10 +154,10 @@ class Cast(Function):
         return (grad_out.astype(self.dtype),)
 
 
-def _no_zero_times_inf(grad_out: Array, slope: Array) -> Array:
-    """grad_out · slope, but 0 where nothing arrives: an unselected branch must not make NaN."""
-    xp = namespace(slope)
-    return grad_out * xp.where(grad_out == 0, xp.zeros_like(slope), slope)
+def _one_where_unused(x: Array, grad_out: Array) -> Array:
+    """x, but 1 where no gradient arrives: 0 times an infinite slope would be NaN, not 0."""
+    xp = namespace(x)
+    return xp.where(grad_out == 0, xp.ones((), x.dtype), x)
 
 
 def add(a: Any, b: Any) -> Tensor:

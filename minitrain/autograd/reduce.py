@@ -7,7 +7,7 @@ from typing import Any
 
 from minitrain.array import Array, namespace
 from minitrain.autograd.function import Function
-from minitrain.autograd.shapes import total, unbroadcast
+from minitrain.autograd.shapes import total, unbroadcast, wide
 from minitrain.autograd.tensor import Tensor
 
 Axis = int | tuple[int, ...] | None
@@ -27,26 +27,23 @@ class Sum(Function):
 
 
 class Max(Function):
-    """The maximum over one axis, or over all; of equal ones the first gets the gradient."""
+    """The maximum over some axes; of equal ones the first gets the gradient."""
 
-    def forward(self, x: Array, *, axis: int | None, keepdims: bool) -> Array:
-        xp = namespace(x)
-        self.shape, self.axis = x.shape, axis
-        self.index = xp.expand_dims(x.argmax(axis=axis), -1 if axis is None else axis)
-        return x.max(axis=axis, keepdims=keepdims)
+    def forward(self, x: Array, *, axis: Axis, keepdims: bool) -> Array:
+        out, gone = x.max(axis=axis, keepdims=keepdims), _gone(x.ndim, axis)
+        # As a matrix: a row of candidates for each element of the result.
+        self.order = [i for i in range(x.ndim) if i not in gone] + sorted(gone)
+        moved = x.transpose(self.order)
+        self.moved, self.matrix = moved.shape, (out.size, math.prod(x.shape[i] for i in gone))
+        self.index = moved.reshape(self.matrix).argmax(axis=1)
+        return out
 
     def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
         xp = namespace(grad_out)
-        grad = xp.zeros(self.shape, grad_out.dtype)
-        if self.axis is None:
-            grad.reshape(-1)[self.index] = grad_out.reshape(-1)
-        else:
-            axis = self.axis % grad.ndim
-            position = xp.arange(self.shape[axis]).reshape(
-                [-1 if i == axis else 1 for i in range(grad.ndim)]
-            )
-            grad += (position == self.index) * _restore(grad_out, self.shape, axis)
-        return (grad,)
+        grad = xp.zeros(self.matrix, grad_out.dtype)
+        grad[xp.arange(len(grad)), self.index] = grad_out.reshape(len(grad))
+        back = sorted(range(len(self.order)), key=self.order.__getitem__)
+        return (grad.reshape(self.moved).transpose(back),)
 
 
 class Matmul(Function):
@@ -56,13 +53,13 @@ class Matmul(Function):
         if 0 in (a.ndim, b.ndim) or a.shape[-1] != b.shape[-2 if b.ndim > 1 else 0]:
             raise ValueError(f"matmul of shapes {a.shape} and {b.shape}: the inner sizes differ")
         self.a, self.b = a, b
-        return a @ b
+        return (wide(a) @ wide(b)).astype(a.dtype, copy=False)
 
     def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
         # As matrices: a vector on the left is a row, on the right a column.
-        a = self.a if self.a.ndim > 1 else self.a[None, :]
-        b = self.b if self.b.ndim > 1 else self.b[:, None]
-        grad = grad_out if self.b.ndim > 1 else grad_out[..., None]
+        a = wide(self.a if self.a.ndim > 1 else self.a[None, :])
+        b = wide(self.b if self.b.ndim > 1 else self.b[:, None])
+        grad = wide(grad_out if self.b.ndim > 1 else grad_out[..., None])
         grad = grad if self.a.ndim > 1 else grad[..., None, :]
         return (
             unbroadcast(grad @ b.swapaxes(-1, -2), a.shape).reshape(self.a.shape)
@@ -76,10 +73,15 @@ class Matmul(Function):
 
 def _restore(grad: Array, shape: tuple[int, ...], axis: Axis) -> Array:
     """Put the axes that a reduction of `shape` over `axis` removed back, with size 1."""
-    if axis is None:
-        return grad.reshape((1,) * len(shape))
-    gone = {a % len(shape) for a in (axis if isinstance(axis, tuple) else (axis,))}
+    gone = _gone(len(shape), axis)
     return grad.reshape([1 if i in gone else size for i, size in enumerate(shape)])
+
+
+def _gone(ndim: int, axis: Axis) -> set[int]:
+    """The axes that a reduction over `axis` removes, counted from 0."""
+    if axis is None:
+        return set(range(ndim))
+    return {a % ndim for a in (axis if isinstance(axis, tuple) else (axis,))}
 
 
 def sum(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
@@ -89,13 +91,13 @@ def sum(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
 
 def mean(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """The mean over axis (all if None). Of no elements it is NaN, as in NumPy."""
-    axes = range(x.ndim) if axis is None else axis if isinstance(axis, tuple) else (axis,)
-    count = math.prod(x.shape[a] for a in axes)
-    return sum(x, axis, keepdims) / count if count else sum(x, axis, keepdims) * math.nan
+    summed = sum(x, axis, keepdims)
+    count = math.prod(x.shape[a] for a in _gone(x.ndim, axis))
+    return summed / count if count else summed * math.nan
 
 
-def max(x: Tensor, axis: int | None = None, keepdims: bool = False) -> Tensor:
-    """The maximum over one axis, or over all; of no elements an error, as in NumPy."""
+def max(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """The maximum over axis (all if None); of no elements an error, as in NumPy."""
     return Max.apply(x, axis=axis, keepdims=keepdims)
 
 

@@ -13,6 +13,11 @@ from minitrain.autograd.function import Function
 from minitrain.autograd.tensor import Tensor
 
 
+def wide(x: Array) -> Array:
+    """x in the dtype that sums are made in: float32 if it has fewer bits, else as it is."""
+    return x.astype(accumulator(x.dtype), copy=False)
+
+
 def total(x: Array, axis: int | tuple[int, ...] | None, keepdims: bool = False) -> Array:
     """The sum, accumulated in at least float32 and rounded once (an fp16 sum stops at 2048)."""
     summed = x.sum(axis=axis, keepdims=keepdims, dtype=accumulator(x.dtype))
@@ -20,7 +25,7 @@ def total(x: Array, axis: int | tuple[int, ...] | None, keepdims: bool = False) 
 
 
 def unbroadcast(grad: Array, shape: tuple[int, ...]) -> Array:
-    """Sum grad over the axes along which an array of this shape was broadcast."""
+    """The sum of grad over the axes along which an array of this shape was broadcast."""
     if grad.shape == shape:
         return grad
     lead = grad.ndim - len(shape)
@@ -53,7 +58,7 @@ class Transpose(Function):
     def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
         back = [0] * len(self.axes)
         for new, old in enumerate(self.axes):
-            back[old] = new
+            back[old % len(self.axes)] = new
         return (grad_out.transpose(back),)
 
 
@@ -86,12 +91,15 @@ class Where(Function):
     def forward(self, a: Array, b: Array, *, condition: Array) -> Array:
         self.condition = condition
         self.shapes = getattr(a, "shape", ()), getattr(b, "shape", ())
-        return namespace(condition).where(condition, a, b)
+        return namespace(a if hasattr(a, "shape") else b).where(condition, a, b)
 
     def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
         xp, zero = namespace(grad_out), namespace(grad_out).zeros((), grad_out.dtype)
-        picked = xp.where(self.condition, grad_out, zero), xp.where(self.condition, zero, grad_out)
-        return tuple(unbroadcast(g, shape) for g, shape in zip(picked, self.shapes, strict=True))
+        a, b = self.shapes
+        return (
+            unbroadcast(xp.where(self.condition, grad_out, zero), a) if needs[0] else None,
+            unbroadcast(xp.where(self.condition, zero, grad_out), b) if needs[1] else None,
+        )
 
 
 class Concatenate(Function):
@@ -119,7 +127,7 @@ def reshape(x: Tensor, shape: Sequence[int]) -> Tensor:
 
 def transpose(x: Tensor, axes: Sequence[int]) -> Tensor:
     """The axes in another order: axis i of the result is axis axes[i] of x."""
-    return Transpose.apply(x, axes=tuple(axis % x.ndim for axis in axes))
+    return Transpose.apply(x, axes=tuple(axes))
 
 
 def take(x: Tensor, index: Any) -> Tensor:
@@ -134,6 +142,8 @@ def where(condition: Any, a: Any, b: Any) -> Tensor:
 
 def concatenate(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     """The tensors joined along axis."""
+    if not tensors:
+        raise ValueError("concatenate needs at least one tensor")
     return Concatenate.apply(*tensors, axis=axis)
 
 

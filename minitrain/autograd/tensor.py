@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 class _Mode(threading.local):
     """Whether operations record what backward needs. Per thread, since ranks can be threads."""
 
-    grad = True
+    def __init__(self) -> None:  # runs once in each thread
+        self.grad = True
+        self.outer: list[bool] = []
 
 
 _mode = _Mode()
@@ -30,17 +32,17 @@ def grad_enabled() -> bool:
 
 
 class no_grad(ContextDecorator):  # noqa: N801 (the field's name for it)
-    """Inside, operations are not recorded: no graph, no gradients. A context or a decorator."""
+    """Inside, operations are not recorded: no graph, no gradients. A context or a decorator.
 
-    def __init__(self) -> None:
-        self._outer: list[bool] = []  # a stack, so that one instance may be entered again
+    What it must restore is kept with the thread, because a decorator is one instance for all.
+    """
 
     def __enter__(self) -> None:
-        self._outer.append(_mode.grad)
+        _mode.outer.append(_mode.grad)
         _mode.grad = False
 
     def __exit__(self, *exc: object) -> None:
-        _mode.grad = self._outer.pop()
+        _mode.grad = _mode.outer.pop()
 
 
 class Tensor:
@@ -51,9 +53,11 @@ class Tensor:
         grad: for a leaf that requires it, the sum of all gradients so far; else None.
         requires_grad: whether backward computes something for this tensor.
         node: the operation that made it; None for a leaf.
+        version: who writes into a leaf's array raises it by 1. A backward through a graph that
+            used the older values is then refused, for its gradients would mix old and new.
     """
 
-    __slots__ = ("__weakref__", "array", "grad", "node", "requires_grad")
+    __slots__ = ("__weakref__", "array", "grad", "node", "requires_grad", "version")
 
     # A weight's gradient may be put off (see engine.backward); only a Parameter is one by birth.
     is_weight: ClassVar[bool] = False
@@ -65,10 +69,18 @@ class Tensor:
     node: Function | None
 
     def __init__(self, array: Array, requires_grad: bool = False, node: Function | None = None):
-        self.array = np.asarray(array) if isinstance(array, (int, float, list, tuple)) else array
+        if isinstance(array, (int, float, list, tuple, np.generic)):
+            array = np.asarray(array)
+        if requires_grad and array.dtype.kind in "iub":
+            raise ValueError(
+                f"a gradient with respect to {array.dtype} makes no sense; write 2.0 instead of 2, "
+                "or convert the array to a floating dtype"
+            )
+        self.array = array
         self.grad = None
         self.node = node
         self.requires_grad = requires_grad or node is not None
+        self.version = 0
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -163,8 +175,8 @@ class Tensor:
         """The mean over axis (all axes if None)."""
         return reduce.mean(self, axis, keepdims)
 
-    def max(self, axis: int | None = None, keepdims: bool = False) -> Tensor:
-        """The maximum over axis; of equal ones the first gets the gradient."""
+    def max(self, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Tensor:
+        """The maximum over axis (all axes if None); of equal ones the first gets the gradient."""
         return reduce.max(self, axis, keepdims)
 
     def reshape(self, *shape: int) -> Tensor:

@@ -41,7 +41,7 @@ class Parameter(Tensor):
 
     def __init__(self, declared: tuple[int, ...], init: Init):
         self.declared, self.init, self.name = declared, init, ""
-        self.grad, self.node, self.requires_grad = None, None, True
+        self.grad, self.node, self.requires_grad, self.version = None, None, True, 0
 
     def __getattr__(self, attribute: str) -> Any:
         # Reached only where the slot is empty: a parameter without an array.
