@@ -1,0 +1,142 @@
+"""Hugging Face's config.json of GPT-2 and Llama, to our configurations and back.
+
+What our models don't have is refused by name: a model that is nearly the right one computes
+something else.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minitrain.nn.gpt import GPTConfig
+from minitrain.nn.huggingface import Config
+from minitrain.nn.llama import LlamaConfig
+
+
+class FamilyError(ValueError):
+    """A config.json of a model that is none of ours."""
+
+
+# Keys whose value our models fix: name -> the values that mean the same, the default first.
+_GPT_FIXED: dict[str, tuple[Any, ...]] = {
+    "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
+    "layer_norm_epsilon": (1e-5,),
+    "scale_attn_weights": (True,),
+    "scale_attn_by_inverse_layer_idx": (False,),
+    "add_cross_attention": (False,),
+}
+_LLAMA_FIXED: dict[str, tuple[Any, ...]] = {
+    "hidden_act": ("silu", "swish"),
+    "attention_bias": (False,),
+    "mlp_bias": (False,),
+    "rope_scaling": (None,),
+}
+
+
+def config_from(theirs: dict[str, Any]) -> Config:
+    """Our configuration of a model, from the content of its config.json.
+
+    Raises:
+        FamilyError: naming the key, its value, and what our models have instead.
+    """
+    family = theirs.get("model_type")
+    if family not in ("gpt2", "llama"):
+        raise FamilyError(f"model_type {family!r} is none of gpt2 and llama, the families here")
+    try:
+        return _gpt_from(theirs) if family == "gpt2" else _llama_from(theirs)
+    except KeyError as error:
+        raise FamilyError(f"config.json of a {family} lacks the key {error}") from None
+
+
+def config_to(config: Config, dtype: str) -> dict[str, Any]:
+    """The content of a config.json for a configuration of ours and the dtype of its weights."""
+    theirs = _gpt_to(config) if isinstance(config, GPTConfig) else _llama_to(config)
+    # The older name of the same key is `torch_dtype`; each version takes the one it knows.
+    return theirs | {"dtype": dtype, "torch_dtype": dtype, "tie_word_embeddings": config.tied}
+
+
+def _gpt_from(theirs: dict[str, Any]) -> GPTConfig:
+    _check(theirs, _GPT_FIXED)
+    rates = {name: theirs.get(name, 0.1) for name in ("embd_pdrop", "attn_pdrop", "resid_pdrop")}
+    if len(set(rates.values())) > 1:
+        raise FamilyError(f"{rates} differ, but one dropout rate is all there is; set them equal")
+    return GPTConfig(
+        vocab=theirs["vocab_size"],
+        context=theirs["n_positions"],
+        layers=theirs["n_layer"],
+        heads=theirs["n_head"],
+        width=theirs["n_embd"],
+        hidden=theirs.get("n_inner"),
+        dropout=rates["resid_pdrop"],
+        tied=theirs.get("tie_word_embeddings", True),
+        std=theirs.get("initializer_range", 0.02),
+    )
+
+
+def _gpt_to(config: GPTConfig) -> dict[str, Any]:
+    return {
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        "vocab_size": config.vocab,
+        "n_positions": config.context,
+        "n_layer": config.layers,
+        "n_head": config.heads,
+        "n_embd": config.width,
+        "n_inner": config.hidden,
+        **dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), config.dropout),
+        "initializer_range": config.std,
+        # Theirs default to ids of GPT-2's own vocabulary, which this one may not have.
+        "bos_token_id": None,
+        "eos_token_id": None,
+        **{name: values[0] for name, values in _GPT_FIXED.items()},
+    }
+
+
+def _llama_from(theirs: dict[str, Any]) -> LlamaConfig:
+    _check(theirs, _LLAMA_FIXED)
+    rope = theirs.get("rope_parameters") or {}  # since version 5; before, rope_theta alone
+    _check(rope, {"rope_type": ("default",)})
+    width, heads = theirs["hidden_size"], theirs["num_attention_heads"]
+    _check(theirs, {"head_dim": (width // heads, None)})
+    return LlamaConfig(
+        vocab=theirs["vocab_size"],
+        context=theirs["max_position_embeddings"],
+        layers=theirs["num_hidden_layers"],
+        heads=heads,
+        kv_heads=theirs.get("num_key_value_heads"),
+        width=width,
+        hidden=theirs["intermediate_size"],
+        base=rope.get("rope_theta", theirs.get("rope_theta", 10000.0)),
+        epsilon=theirs.get("rms_norm_eps", 1e-6),
+        tied=theirs.get("tie_word_embeddings", False),
+        std=theirs.get("initializer_range", 0.02),
+    )
+
+
+def _llama_to(config: LlamaConfig) -> dict[str, Any]:
+    return {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": config.vocab,
+        "max_position_embeddings": config.context,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.groups,
+        "head_dim": config.width // config.heads,
+        "hidden_size": config.width,
+        "intermediate_size": config.features,
+        "rope_theta": config.base,
+        "rms_norm_eps": config.epsilon,
+        "initializer_range": config.std,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        **{name: values[0] for name, values in _LLAMA_FIXED.items()},
+    }
+
+
+def _check(theirs: dict[str, Any], fixed: dict[str, tuple[Any, ...]]) -> None:
+    for name, values in fixed.items():
+        if theirs.get(name, values[0]) not in values:
+            raise FamilyError(
+                f"config.json has {name} = {theirs[name]!r}, but models here have {values[0]!r}"
+            )
