@@ -1,11 +1,64 @@
-"""The console script."""
+"""The console script: commands that are imported only when they are asked for."""
 
 from __future__ import annotations
 
+import importlib
+import sys
+from typing import Any, NoReturn
+
 import click
 
+from minitrain.comm.launch import launched
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="minitrain")
+# Name -> module of this package, function in it. What a command needs is imported by that module's
+# functions when they run, so that no --help waits for NumPy.
+COMMANDS = {
+    "train": ("train", "train"),
+    "verify": ("verify", "verify"),
+    "doctor": ("doctor", "doctor"),
+}
+
+
+class Commands(click.Group):
+    """A group whose commands live in modules of their own, and whose errors are one line each."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names, in the order of COMMANDS."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        """Import a command."""
+        if name not in COMMANDS:
+            return None
+        module, function = COMMANDS[name]
+        command: click.Command = getattr(
+            importlib.import_module(f".{module}", __package__), function
+        )
+        return command
+
+    def main(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Run and exit; an error of usage is one line on stderr and exit status 2."""
+        from minitrain.comm.abort import end_together
+
+        with end_together():
+            try:
+                status = super().main(*args, **{**kwargs, "standalone_mode": False})
+            except click.ClickException as error:
+                fail(error.format_message(), error.exit_code)
+            except click.Abort:
+                sys.exit(130)
+            sys.exit(status if isinstance(status, int) else 0)
+
+
+def fail(message: str, status: int) -> NoReturn:
+    """Say what is wrong in one line, on the first rank alone, and exit."""
+    launch = launched()
+    if launch is None or launch.rank == 0:
+        click.echo(f"minitrain: {' '.join(message.split())}", err=True)
+    sys.exit(status)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="minitrain", message="minitrain %(version)s")
 def main() -> None:
     """Train transformers under every parallel strategy, and prove each equal to one device."""

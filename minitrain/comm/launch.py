@@ -23,18 +23,23 @@ _OPEN_MPI = (
 )
 
 
+_RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
+"""Where the same ones tell this process's rank in it."""
+
+
 class Launch(NamedTuple):
-    """What the launcher says about this job."""
+    """What the launcher says about this job, and this process's rank in it."""
 
     variable: str
     size: int
+    rank: int = 0
 
 
 def launched(environ: Mapping[str, str] = os.environ) -> Launch | None:
     """What mpiexec or srun says about this process; None if neither started it."""
-    for variable in _SIZES:
+    for variable, rank in zip(_SIZES, _RANKS, strict=True):
         if environ.get(variable, "").isdigit():
-            return Launch(variable, int(environ[variable]))
+            return Launch(variable, int(environ[variable]), int(environ.get(rank, "0")))
     return None
 
 

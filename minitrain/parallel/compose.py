@@ -68,7 +68,7 @@ class ParallelModel:
             batch.part(m, self.micro_batches, self.mesh.data_index, self.mesh.layout.data_ranks)
             for m in range(self.micro_batches)
         ]
-        total = int(self._sum_over_data(sum(part.valid for part in parts)))
+        total = self._count(parts)
         self.flat.clear()
         sums = GradientSum(self.flat, self.mesh.data)
         loss = 0.0
@@ -89,7 +89,7 @@ class ParallelModel:
     def evaluate(self, batch: Batch) -> Loss:
         """The loss of a batch without gradients and without dropout, over all its tokens."""
         part = batch.part(0, 1, self.mesh.data_index, self.mesh.layout.data_ranks)
-        total = int(self._sum_over_data(part.valid))
+        total = self._count([part])
         with no_grad():
             logits = self.module(part.tokens, np.arange(part.tokens.shape[1]))
             value = self.module.loss(logits, part.labels, total=total).item()
@@ -103,6 +103,10 @@ class ParallelModel:
     def gradients(self) -> dict[str, Array]:
         """The gradient of each parameter by name."""
         return self.flat.views(self.flat.gradient)
+
+    def _count(self, parts: list[Batch]) -> int:
+        """The number of valid tokens over all data ranks: what the loss is divided by, once."""
+        return int(self._sum_over_data(sum(part.valid for part in parts)))
 
     def _loss(self, part: Batch, total: int) -> Any:
         positions = np.arange(part.tokens.shape[1])

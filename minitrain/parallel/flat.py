@@ -29,7 +29,8 @@ class Flat:
     def __init__(self, parameters: dict[str, Parameter]):
         self.parameters = parameters
         decays = {name: len(p.declared) > 1 for name, p in parameters.items()}
-        order = sorted(list(parameters)[::-1], key=lambda name: not decays[name])
+        order = [name for kind in (True, False) for name in reversed(parameters)
+                 if decays[name] is kind]  # fmt: skip
         self.spans: dict[str, slice] = {}
         end = 0
         for name in order:

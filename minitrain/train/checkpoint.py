@@ -27,7 +27,7 @@ _NAME = re.compile(r"step-(\d{6,})$")
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that is not there, not whole, or of another model; or one that can't be written."""
+    """A checkpoint that is not whole, is of another model, or can't be written."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Manifest:
         step: steps done.
         updates: updates applied, fewer where batches had no valid token.
         layout: the layout that wrote it, for information.
-        config: the text of the run's config.toml.
+        config: every option of the run by key, as `config.values` gives them.
         arrays: by key ("weights/NAME", "first/NAME"): {"shape", "dtype", "pieces"}; a piece is
             {"file", "slice"} with the slice as [start, stop] for each axis.
         loss_scale: state of mixed precision; None without.
@@ -47,7 +47,7 @@ class Manifest:
     step: int
     updates: int
     layout: str
-    config: str
+    config: dict[str, Any]
     arrays: dict[str, dict[str, Any]]
     loss_scale: dict[str, float] | None = None
 
@@ -128,12 +128,20 @@ def restore(into: dict[str, Array], arrays: dict[str, Any], path: Path) -> None:
 
 def newest(folder: Path) -> Path | None:
     """The whole checkpoint of the highest step in a folder; None if there is none."""
-    found = {
-        int(match[1]): path
+    found = [
+        path
         for path in (folder.iterdir() if folder.is_dir() else ())
-        if (match := _NAME.match(path.name)) and (path / "manifest.json").is_file()
-    }
-    return found[max(found)] if found else None
+        if _NAME.match(path.name) and (path / "manifest.json").is_file()
+    ]
+    return max(found, key=step_of, default=None)
+
+
+def step_of(path: Path) -> int:
+    """The step in a checkpoint's name."""
+    match = _NAME.match(path.name)
+    if match is None:
+        raise CheckpointError(f"{path} is not called step-NNNNNN, as a checkpoint is")
+    return int(match[1])
 
 
 def _described(arrays: dict[str, np.ndarray[Any, Any]], file: str) -> dict[str, Any]:

@@ -143,15 +143,12 @@ def resolve(
         ConfigError: one line with the key, the value and where it came from, or every
             broken rule between values.
     """
-    values = dict(_from_preset(preset or "cpu"))
+    given = dict(_from_preset(preset or "cpu"))
     if file is not None:
-        values |= from_file(Path(file), OPTIONS)
+        given |= from_file(Path(file), OPTIONS)
     for text in sets:
-        values |= from_set(text, OPTIONS)
-    values |= from_flags(flags or {}, OPTIONS)
-    config = _build(values)
-    check(config)
-    return config
+        given |= from_set(text, OPTIONS)
+    return from_values(given | from_flags(flags or {}, OPTIONS))
 
 
 def check(config: RunConfig) -> None:
@@ -179,9 +176,28 @@ def notes(config: RunConfig) -> list[str]:
     ]
 
 
+def values(config: RunConfig) -> dict[str, Any]:
+    """Every option by key, such as {"model.layers": 4}; `from_values` takes it back."""
+    return {key: config.value(option) for key, option in OPTIONS.items()}
+
+
+def from_values(stored: Mapping[str, Any]) -> RunConfig:
+    """The configuration of what `values` gave, as a checkpoint keeps it.
+
+    Raises:
+        ConfigError: an unknown key, or values that are refused.
+    """
+    unknown = [key for key in stored if key not in OPTIONS]
+    if unknown:
+        raise ConfigError(f"unknown option {unknown[0]!r}{did_you_mean(unknown[0], OPTIONS)}")
+    config = _build(stored)
+    check(config)
+    return config
+
+
 def to_toml(config: RunConfig) -> str:
     """A TOML file of every option: resolve(file=…) of it gives an equal configuration."""
-    return write({key: config.value(option) for key, option in OPTIONS.items()})
+    return write(values(config))
 
 
 def _conflicts(config: RunConfig) -> Iterator[str]:
@@ -204,10 +220,10 @@ def _conflicts(config: RunConfig) -> Iterator[str]:
         )
 
 
-def _build(values: Mapping[str, Any]) -> RunConfig:
-    """The defaults, with the values by key in their place."""
+def _build(given: Mapping[str, Any]) -> RunConfig:
+    """The defaults, with the given values by key in their place."""
     config = RunConfig()
-    for key, value in values.items():
+    for key, value in given.items():
         section, name = key.split(".")
         group = dataclasses.replace(getattr(config, section), **{name: value})
         config = dataclasses.replace(config, **{section: group})

@@ -4,37 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from minitrain.array import Array, namespace
+from minitrain.array import namespace
 from minitrain.batch import Batch
-from minitrain.optim.clip import clip_factor
+from minitrain.optim import Optimizer, clip_factor
 from minitrain.parallel import ParallelModel
 
 
 class TrainingError(ValueError):
     """Training cannot go on: a gradient or the loss is not finite."""
-
-
-class Optimizer(Protocol):
-    """What a step asks of an optimizer; `optim.AdamW` and `optim.SGD` are ones."""
-
-    @property
-    def slots(self) -> tuple[str, ...]:
-        """The names of the arrays that it keeps for each weight."""
-
-    def step(
-        self,
-        weights: Array,
-        gradient: Array,
-        slots: dict[str, Array],
-        *,
-        lr: float,
-        count: int,
-        decay: bool,
-        scale: float = 1.0,
-    ) -> None:
-        """Update weights and slots in place."""
 
 
 class StepResult(NamedTuple):

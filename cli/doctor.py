@@ -1,0 +1,105 @@
+"""minitrain doctor."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import sys
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="End with the findings as one JSON value.")
+def doctor(as_json: bool) -> int:
+    """Tell what this machine has, and test minitrain on it.
+
+    Exit status: 0 if the self-test passed, else 1.
+    """
+    findings = {
+        "python": f"{platform.python_version()} on {platform.platform()}",
+        "cores": _cores(),
+        "numpy": _numpy(),
+        "mpi": _mpi(),
+        "cupy": _cupy(),
+        **{name: _version(name) for name in ("safetensors", "ml-dtypes", "rich", "click")},
+    }
+    findings |= _self_test()
+    for name, finding in findings.items():
+        click.echo(f"{name:12} {finding}")
+    if as_json:
+        click.echo(json.dumps(findings))
+    return 0 if findings["self_test"] == "passed" else 1
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _cores() -> str:
+    from minitrain.comm.run import cores
+
+    threads = os.environ.get("OMP_NUM_THREADS")
+    return f"{cores()}" + (f", OMP_NUM_THREADS={threads}" if threads else "")
+
+
+def _numpy() -> str:
+    """NumPy, its BLAS, and how fast that multiplies."""
+    import numpy as np
+    from threadpoolctl import threadpool_info
+
+    a = np.ones((768, 768), np.float32)
+    a @ a  # the first product starts BLAS's threads
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        a @ a
+        times.append(time.perf_counter() - start)
+    rate = 2 * a.shape[0] ** 3 / sorted(times)[2] / 1e9
+    blas = ", ".join(
+        f"{lib['internal_api']} {lib.get('version')} ({lib.get('architecture', 'unknown kernel')}, "
+        f"{lib['num_threads']} threads)"
+        for lib in threadpool_info()
+        if lib["user_api"] == "blas"
+    )
+    return f"{np.__version__}, {blas or 'BLAS unknown'}, float32 products at {rate:.0f} GFLOP/s"
+
+
+def _mpi() -> str:
+    beside = Path(sys.executable).parent / "mpiexec"
+    mpiexec = str(beside) if beside.exists() else shutil.which("mpiexec")
+    if importlib.util.find_spec("mpi4py") is None:
+        return "mpi4py is not installed: pip install 'minitrain[mpi]'"
+    return f"mpi4py {_version('mpi4py')}, mpiexec {mpiexec or 'not found'}"
+
+
+def _cupy() -> str:
+    if importlib.util.find_spec("cupy") is None:
+        return "not installed"
+    try:
+        import cupy
+
+        return f"{cupy.__version__}, {cupy.cuda.runtime.getDeviceCount()} GPU(s)"
+    except Exception as error:  # a driver that is missing or too old, in many wordings
+        return f"installed, but not usable: {error}"
+
+
+def _self_test() -> dict[str, Any]:
+    """Two thread ranks against one device."""
+    from minitrain.oracle import verify
+
+    start = time.perf_counter()
+    report = verify(layout="dp2", steps=1)
+    took = f"{time.perf_counter() - start:.1f} s"
+    verdict = "passed" if report.ok else f"FAILED: {report.first}"
+    return {"self_test": verdict, "self_test_seconds": took}

@@ -1,0 +1,132 @@
+"""Options that say which ranks a command runs on, and the start of those ranks."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import click
+
+from minitrain.comm.launch import launched
+from minitrain.layout import AXES, Layout, LayoutError
+
+T = TypeVar("T")
+_SIZES = (*AXES, "ep", "zero")
+
+
+class Ranks(NamedTuple):
+    """The layout of a command, and what its ranks are.
+
+    Attributes:
+        layout: sizes of the mesh axes.
+        backend: "threads" of this process, or "mpi" processes.
+        under_mpi: whether this is already one of several MPI processes.
+    """
+
+    layout: Layout
+    backend: str
+    under_mpi: bool
+
+    @property
+    def first(self) -> bool:
+        """Whether results are this process's to print."""
+        launch = launched()
+        return launch is None or launch.rank == 0
+
+    def run(self, function: Callable[..., T], *args: Any) -> T:
+        """function(group, *args) on every rank; the result of rank 0 (or of this MPI process).
+
+        Where MPI is asked for and not yet there, this process becomes an mpiexec that runs the
+        same command again on every rank.
+        """
+        from minitrain.comm import run_ranks, world
+
+        if self.backend == "mpi" and self.layout.size > 1 and not self.under_mpi:
+            _become_mpiexec(self.layout.size)
+        if self.backend == "mpi":
+            return function(world(), *args)
+        return run_ranks(self.layout.size, function, *args)[0]
+
+
+def rank_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --layout, its axes, -n and --backend to a command, which gets them as `ranks: Ranks`."""
+
+    @functools.wraps(command)
+    def with_ranks(*args: Any, layout: str | None, n: int | None, backend: str | None,
+                   **others: Any) -> Any:  # fmt: skip
+        sizes = {axis: others.pop(axis) for axis in _SIZES}
+        sequence = others.pop("sp")
+        words = [f"{axis}{size}" for axis, size in sizes.items() if size is not None]
+        words += ["sp"] if sequence else []
+        try:
+            ranks = read_ranks(layout, words, n, backend)
+        except LayoutError as error:
+            raise click.UsageError(str(error)) from None
+        return command(*args, ranks=ranks, **others)
+
+    decorators = [
+        click.option("--layout", metavar="WORDS", help="Such as dp2 or dp2,tp2,sp. [dpN]"),
+        *[
+            click.option(
+                f"--{axis}", type=click.IntRange(1), help=f"The same as {axis}N in --layout."
+            )
+            for axis in _SIZES
+        ],
+        click.option("--sp", is_flag=True, help="The same as sp in --layout."),
+        click.option("-n", "--ranks", "n", type=click.IntRange(1), help="How many ranks. [1]"),
+        click.option(
+            "--backend",
+            type=click.Choice(["threads", "mpi"]),
+            help="What ranks are: threads, or processes under mpiexec. [threads]",
+        ),
+    ]
+    added: Callable[..., Any] = with_ranks
+    for decorator in reversed(decorators):
+        added = decorator(added)
+    return added
+
+
+def read_ranks(text: str | None, words: list[str], n: int | None, backend: str | None) -> Ranks:
+    """The layout and backend that the options mean.
+
+    Raises:
+        LayoutError: options that contradict each other or the launcher.
+    """
+    if text is not None and words:
+        raise LayoutError(f"--layout {text} and --{words[0]} both say the layout; give one of them")
+    text = text if text is not None else ",".join(words)
+    launch = launched()
+    under = launch.size if launch else 1
+    if under > 1 and backend == "threads":
+        raise LayoutError(f"--backend threads under {under} MPI processes; leave one of them away")
+    if under > 1 and n is not None and n != under:
+        raise LayoutError(f"-n {n} under {under} MPI processes; leave -n away, or start {n}")
+    count = under if under > 1 else n
+    layout = Layout.parse(text) if text else Layout(dp=count or 1)
+    layout.check(ranks=count)
+    return Ranks(layout, "mpi" if under > 1 else backend or "threads", under > 1)
+
+
+def _become_mpiexec(n: int) -> None:
+    """Replace this process by an mpiexec that runs the same command on n ranks."""
+    beside = Path(sys.executable).parent / "mpiexec"
+    mpiexec = str(beside) if beside.exists() else shutil.which("mpiexec")
+    if mpiexec is None:
+        raise LayoutError(
+            "--backend mpi needs mpiexec, which is neither beside this Python nor on the PATH: "
+            "pip install 'minitrain[mpi]', or leave --backend away for threads"
+        )
+    version = subprocess.run([mpiexec, "--version"], capture_output=True, text=True).stdout
+    open_mpi = "Open MPI" in version or "OpenRTE" in version
+    # Open MPI refuses more ranks than cores, and root, unless told otherwise.
+    flags = ["--oversubscribe"] if open_mpi else []
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    command = [mpiexec, *flags, "-n", str(n), sys.executable, "-m", "minitrain_cli", *sys.argv[1:]]
+    sys.stdout.flush()
+    os.execve(mpiexec, command, {**os.environ, **(root if open_mpi else {})})

@@ -1,0 +1,124 @@
+"""minitrain verify."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from minitrain.layout import Layout, LayoutError
+
+from .main import fail
+from .ranks import Ranks, read_ranks
+
+if TYPE_CHECKING:
+    from minitrain.comm.group import Group
+    from minitrain.oracle.verify import Report, Task
+
+DEFAULT = ("dp1", "dp2", "dp3", "dp4")
+EQUAL, DIFFERENT, USAGE, BROKEN = range(4)
+
+
+@click.command()
+@click.argument("layouts", nargs=-1, metavar="[LAYOUT]...")
+@click.option("--layout", "more", multiple=True, metavar="WORDS", help="The same as an argument.")
+@click.option("-n", "--ranks", "n", type=click.IntRange(1), help="How many ranks. [any]")
+@click.option("--backend", type=click.Choice(["threads", "mpi"]), help="What ranks are. [threads]")
+@click.option("--steps", type=click.IntRange(1), default=3, help="Steps with each optimizer. [3]")
+@click.option("--micro-batches", type=click.IntRange(1), default=2, help="Parts of a batch. [2]")
+@click.option("--seed", type=click.IntRange(0), default=0, help="Of weights, data, dropout. [0]")
+@click.option("--fault", metavar="NAME", help="Plant a known fault, to see it found.")
+@click.option("--json", "as_json", is_flag=True, help="End with the results as one JSON value.")
+def verify(layouts: tuple[str, ...], more: tuple[str, ...], n: int | None, backend: str | None,
+           steps: int, micro_batches: int, seed: int, fault: str | None, as_json: bool) -> int:  # fmt: skip
+    """Hold layouts against the single-device run, in float64.
+
+    Each LAYOUT (dp1 to dp4 if none is given) trains a tiny GPT on awkward batches, with SGD and
+    with AdamW, dropout and clipping on. Every loss, gradient, norm, weight and moment of every rank
+    must equal that of one device up to rounding.
+
+    Exit status: 0 all equal, 1 a tensor differs, 2 usage, 3 a hang or a crash.
+    """
+    try:
+        chosen = _layouts((*layouts, *more), n, backend)
+        task = _task(chosen, steps, micro_batches, seed, fault)
+    except ValueError as error:
+        fail(str(error), USAGE)
+    try:
+        reports = [_hold(ranks, task, fault) for ranks in chosen]
+    except Exception as error:
+        click.echo(f"{type(error).__name__}: {error}", err=True)
+        return BROKEN
+    for report in reports if chosen[0].first else ():
+        click.echo(_line(report))
+    ok = all(report.ok for report in reports)
+    if as_json and chosen[0].first:
+        click.echo(json.dumps({"ok": ok, "rows": [_as_json(report) for report in reports]}))
+    return EQUAL if ok else DIFFERENT
+
+
+def _layouts(texts: tuple[str, ...], n: int | None, backend: str | None) -> list[Ranks]:
+    if not texts:
+        fixed = read_ranks(None, [], n, backend)
+        if fixed.layout.size > 1 or fixed.backend == "mpi":
+            return [fixed]
+    return [read_ranks(text, [], n, backend) for text in texts or DEFAULT]
+
+
+def _task(
+    chosen: list[Ranks], steps: int, micro_batches: int, seed: int, fault: str | None
+) -> Task:
+    """What is trained, once it is known that every layout can."""
+    from minitrain.oracle.mutants import check_name
+    from minitrain.oracle.verify import Task
+
+    check_name(fault)
+    task = Task(steps=steps, micro_batches=micro_batches, seed=seed)
+    if len(chosen) > 1 and any(ranks.backend == "mpi" for ranks in chosen):
+        raise LayoutError("--backend mpi verifies one layout at a time; give one")
+    for ranks in chosen:
+        ranks.layout.check(
+            heads=task.model.heads,
+            layers=task.model.layers,
+            vocab=task.model.vocab,
+            context=task.model.context,
+        )
+    return task
+
+
+def _hold(ranks: Ranks, task: Task, fault: str | None) -> Report:
+    """One layout against the reference, on threads or as one of several MPI processes."""
+    from minitrain.oracle.mutants import planted
+    from minitrain.oracle.verify import Report
+
+    with planted(fault):
+        rows = ranks.run(_rank, ranks.layout, task)
+    return Report(str(ranks.layout), rows)
+
+
+def _rank(group: Group, layout: Layout, task: Task) -> Any:
+    from minitrain.oracle.verify import gather_rows, verify_rank
+
+    return gather_rows(group, verify_rank(group, layout, task, task.reference()))
+
+
+def _line(report: Report) -> str:
+    """The verdict on one layout."""
+    worst = report.worst
+    if report.ok:
+        return f"{report.layout}: equal ({len(report.rows)} tensors, largest error " \
+               f"{worst.error:.1e} of {worst.tensor})"  # fmt: skip
+    wrong = sum(not row.ok for row in report.rows)
+    return (
+        f"{report.layout}: DIFFERENT, {wrong} of {len(report.rows)} tensors; first: {report.first}"
+    )
+
+
+def _as_json(report: Report) -> dict[str, Any]:
+    rows = {"worst": report.worst, "first_wrong": report.first}
+    return {"layout": report.layout, "ok": report.ok} | {
+        name: row and {"tensor": row.tensor, "rank": row.rank, "error": row.error,
+                       "bound": row.bound}
+        for name, row in rows.items()
+    }  # fmt: skip

@@ -1,0 +1,133 @@
+"""Known faults, each a bug that real projects shipped, planted to see that they are found.
+
+A mutant is one small change to the parallel code, made for as long as it is planted. The suite
+must catch every one; `minitrain verify --fault NAME` shows how.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+from minitrain.autograd.tensor import Tensor
+from minitrain.layout import did_you_mean
+from minitrain.nn.window import Window
+from minitrain.parallel import compose
+from minitrain.parallel.compose import ParallelModel
+from minitrain.parallel.data import GradientSum
+from minitrain.parallel.flat import Flat
+
+Patch = tuple[Any, str, Callable[..., Any]]
+
+
+def check_name(name: str | None) -> None:
+    """Refuse a name that is no fault's; None is none.
+
+    Raises:
+        ValueError: with the names there are.
+    """
+    if name is not None and name not in MUTANTS:
+        hint = did_you_mean(name, MUTANTS) or f"; there are {', '.join(MUTANTS)}"
+        raise ValueError(f"unknown fault {name!r}{hint}")
+
+
+@contextmanager
+def planted(name: str | None) -> Iterator[None]:
+    """Inside, the parallel code has the fault of this name; none for None."""
+    check_name(name)
+    with ExitStack() as stack:
+        if name is not None:
+            owner, attribute, replacement = MUTANTS[name]
+            stack.enter_context(patch.object(owner, attribute, replacement))
+        yield
+
+
+def _local_count(model: ParallelModel, parts: Any) -> int:
+    """Every rank divides by its own tokens, then all average: Megatron-LM #906, transformers
+    #34191."""
+    return int(sum(part.valid for part in parts)) * model.mesh.data.size
+
+
+def _no_count(model: ParallelModel, parts: Any) -> int:
+    """The loss is never divided by the number of tokens: picotron, DeepSpeed #7773."""
+    return 1
+
+
+_start = GradientSum._start
+
+
+def _one_rank_left_out(sums: GradientSum) -> None:
+    """The last rank's gradients do not enter the sum."""
+    if sums.group.rank == sums.group.size - 1:
+        sums.flat.gradient *= 0
+    _start(sums)
+
+
+_finish = GradientSum.finish
+
+
+def _parameter_skipped(sums: GradientSum) -> None:
+    """A parameter that the reduction does not see: NuMPItron's nested ones."""
+    name = next(n for n in reversed(sums.flat.spans) if n.endswith("mlp.up.weight"))
+    mine = sums.flat.view(sums.flat.gradient, name).copy()
+    _finish(sums)
+    sums.flat.view(sums.flat.gradient, name)[...] = mine
+
+
+def _result_lost(sums: GradientSum) -> None:
+    """The gradient is read where the reduction did not write: DeepSpeed #6351."""
+    mine = sums.flat.gradient.copy()
+    _finish(sums)
+    sums.flat.gradient[...] = mine
+
+
+def _averaged(sums: GradientSum) -> None:
+    """Averaged over ranks although the loss is divided already: torchtitan #2972."""
+    _finish(sums)
+    sums.flat.gradient /= sums.group.size
+
+
+def _overwritten(flat: Flat, leaf: Tensor, grad: Any, shared: bool) -> None:
+    """A micro-batch's gradient overwrites the ones before it: NeMo-Automodel #3530."""
+    leaf.grad = flat.view(flat.gradient, leaf.name)  # type: ignore[attr-defined]
+    leaf.grad[...] = grad
+
+
+_norm = ParallelModel.gradient_norm
+
+
+def _norm_of_copies(model: ParallelModel) -> float:
+    """Every replica counted in the global norm: torchtitan #2318."""
+    return float(_norm(model) * np.sqrt(model.mesh.data.size))
+
+
+_init = ParallelModel.__init__
+
+
+def _unequal_replicas(model: ParallelModel, module: Any, mesh: Any, *rest: Any) -> None:
+    """Replicas that do not start equal: torchtitan #166."""
+    _init(model, module, mesh, *rest)
+    model.flat.weights += 1e-6 * mesh.world.rank
+
+
+def _local_samples(seed: int, step: int, samples: Any, positions: Any) -> Window:
+    """Dropout masks by the sample's place on the rank instead of in the global batch."""
+    return Window(seed, step, np.arange(len(samples)), positions)
+
+
+MUTANTS: dict[str, Patch] = {
+    "mean-of-local-means": (ParallelModel, "_count", _local_count),
+    "loss-not-divided": (ParallelModel, "_count", _no_count),
+    "rank-not-reduced": (GradientSum, "_start", _one_rank_left_out),
+    "parameter-skipped": (GradientSum, "finish", _parameter_skipped),
+    "result-lost": (GradientSum, "finish", _result_lost),
+    "averaged-again": (GradientSum, "finish", _averaged),
+    "micro-batch-overwritten": (Flat, "accumulate", _overwritten),
+    "norm-of-copies": (ParallelModel, "gradient_norm", _norm_of_copies),
+    "unequal-replicas": (ParallelModel, "__init__", _unequal_replicas),
+    "local-dropout": (compose, "Window", _local_samples),
+}

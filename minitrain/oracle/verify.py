@@ -1,0 +1,208 @@
+"""Hold a layout against the single-device run: losses, gradients, norms, weights, moments."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from minitrain.array import to_host
+from minitrain.batch import Batch
+from minitrain.comm import run_ranks
+from minitrain.comm.group import Group
+from minitrain.layout import Layout
+from minitrain.nn import GPT, GPTConfig
+from minitrain.optim import SGD, AdamW, Optimizer, Schedule
+from minitrain.oracle.compare import (
+    BOUND,
+    Row,
+    compare_gradients,
+    compare_numbers,
+    compare_weights,
+    zero_by_algebra,
+)
+from minitrain.oracle.mutants import planted
+from minitrain.oracle.reference import Trace, awkward_batches, train_serially
+from minitrain.parallel import Mesh, parallelize
+from minitrain.train.step import Stepper
+
+# The preset nano, with dropout on so that masks are verified too.
+NANO = GPTConfig(vocab=256, context=16, layers=4, heads=8, width=32, dropout=0.1)
+
+OPTIMIZERS: dict[str, Optimizer] = {
+    "sgd": SGD(momentum=0.9, decay=0.1),
+    "adamw": AdamW(0.9, 0.99, 1e-8, decay=0.1),
+}
+
+
+class Report(NamedTuple):
+    """What a verification found.
+
+    Attributes:
+        layout: what was held against the reference.
+        rows: every comparison, in the order in which a run computes the tensors, rank by rank.
+    """
+
+    layout: str
+    rows: list[Row]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every tensor is within its bound."""
+        return all(row.ok for row in self.rows)
+
+    @property
+    def first(self) -> Row | None:
+        """The first tensor that is wrong; None if all are right."""
+        return next((row for row in self.rows if not row.ok), None)
+
+    @property
+    def worst(self) -> Row:
+        """The tensor whose error is the largest, in units of its bound."""
+        return max(self.rows, key=lambda row: row.error / row.bound)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained for a verification, on every layout alike.
+
+    Attributes:
+        model: the sizes of the model.
+        steps: how many steps with each optimizer.
+        batch, micro_batches: sequences of a step, and the parts they are computed in.
+        clip: the largest global norm; small, so that clipping is active.
+        seed: of weights, data and dropout.
+    """
+
+    model: GPTConfig = NANO
+    steps: int = 3
+    batch: int = 24
+    micro_batches: int = 2
+    clip: float | None = 0.5
+    seed: int = 0
+    optimizers: dict[str, Optimizer] = field(default_factory=lambda: dict(OPTIMIZERS))
+
+    def batches(self) -> list[Batch]:
+        """The batches of the steps."""
+        return awkward_batches(
+            self.model.vocab, self.model.context, self.batch, self.steps, self.seed
+        )
+
+    def schedule(self) -> Schedule:
+        """A learning rate that differs in each step."""
+        return Schedule(lr=1e-2, steps=self.steps, warmup=2, min_lr=1e-3)
+
+    def reference(self) -> dict[str, Trace]:
+        """The single-device run with each optimizer."""
+        return {
+            name: train_serially(
+                GPT(self.model).initialize(self.seed, "float64"),
+                self.batches(),
+                optimizer,
+                self.schedule().rate,
+                clip=self.clip,
+                micro_batches=self.micro_batches,
+                seed=self.seed,
+            )
+            for name, optimizer in self.optimizers.items()
+        }
+
+
+def verify(
+    model_config: GPTConfig = NANO,
+    layout: Layout | str = "dp2",
+    *,
+    fault: str | None = None,
+    **task: Any,
+) -> Report:
+    """Train with a layout on thread ranks and hold every tensor of every rank against one device.
+
+    Args:
+        fault: the name of a known fault to plant (oracle.mutants), to see it found.
+        task: fields of Task, such as steps=20.
+
+    Raises:
+        LayoutError: a layout that does not fit. DeadlockError: ranks that wait for ever.
+    """
+    layout = Layout.parse(layout) if isinstance(layout, str) else layout
+    work = Task(model=model_config, **task)
+    reference = work.reference()
+    with planted(fault):
+        rows = run_ranks(layout.size, verify_rank, layout, work, reference, synchronous=True)
+    return Report(str(layout), _in_order(rows))
+
+
+def verify_rank(group: Group, layout: Layout, task: Task, reference: dict[str, Trace]) -> list[Row]:
+    """Train as one rank, and hold what it has against the reference."""
+    rows: list[Row] = []
+    for name, optimizer in task.optimizers.items():
+        stepper = Stepper(
+            parallelize(
+                GPT(task.model),
+                Mesh(group, layout),
+                micro_batches=task.micro_batches,
+                seed=task.seed,
+                dtype="float64",
+            ),
+            optimizer,
+            task.schedule().rate,
+            task.clip,
+        )
+        trace = _train(stepper, task.batches())
+        rows += _compare(name, trace, reference[name], group.rank)
+    return rows
+
+
+def _train(stepper: Stepper, batches: list[Batch]) -> Trace:
+    trace, flat = Trace(), stepper.model.flat
+    for batch in batches:
+        result = stepper.step(batch)
+        trace.losses.append(result.loss)
+        trace.norms.append(result.grad_norm)
+        trace.gradients.append({k: to_host(g).copy() for k, g in stepper.model.gradients().items()})
+    trace.weights = flat.views(flat.weights)
+    trace.slots = {kind: flat.views(slot) for kind, slot in stepper.slots.items()}
+    return trace
+
+
+def _compare(name: str, got: Trace, expected: Trace, rank: int) -> Iterator[Row]:
+    for i, gradients in enumerate(expected.gradients):
+        step = f"{name} step {i + 1}"
+        yield compare_numbers(f"{step} loss", got.losses[i], expected.losses[i], rank=rank)
+        yield from compare_gradients(f"{step} gradient", got.gradients[i], gradients, rank=rank)
+        yield compare_numbers(f"{step} norm", got.norms[i], expected.norms[i], rank=rank)
+    noise = zero_by_algebra(expected.gradients)
+    # AdamW's step from noise: 1e-12 of the gradient over ε = 1e-8, in units of the learning rate.
+    kinds = [("weight", got.weights, expected.weights)]
+    kinds += [(kind, got.slots[kind], slots) for kind, slots in expected.slots.items()]
+    for kind, mine, reference in kinds:
+        yield from compare_weights(
+            f"{name} {kind}",
+            mine,
+            reference,
+            stepped=expected.stepped,
+            noise=noise,
+            noise_bound=BOUND / 1e-8,
+            rank=rank,
+        )
+
+
+def _in_order(ranks: list[list[Row]]) -> list[Row]:
+    """The rows of all ranks, tensor by tensor in the order of the run."""
+    longest = max(len(rows) for rows in ranks)
+    return [rows[i] for i in range(longest) for rows in ranks if i < len(rows)]
+
+
+def gather_rows(group: Group, rows: list[Row]) -> list[Row]:
+    """The rows of all ranks in the order of the run, at rank 0; the others keep their own."""
+    text = json.dumps([row.__dict__ for row in rows]).encode()
+    texts = group.gather(np.frombuffer(text, np.uint8), purpose="control")
+    if texts is None:
+        return rows
+    found = [json.loads(bytes(text)) for text in texts]
+    return _in_order(
+        [[Row(**{**row, "index": tuple(row["index"])}) for row in rank] for rank in found]
+    )

@@ -1,0 +1,101 @@
+"""A configuration made real: the model, its optimizer, and what a checkpoint holds of both."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from minitrain.array import Array
+from minitrain.comm.group import Group
+from minitrain.layout import Layout
+from minitrain.nn import GPT, GPTConfig
+from minitrain.optim import SGD, AdamW, Optimizer, Schedule
+from minitrain.parallel import Mesh, parallelize
+from minitrain.train import checkpoint
+from minitrain.train.checkpoint import Manifest
+from minitrain.train.config import OptimizerOptions, RunConfig, from_values, values
+from minitrain.train.step import Stepper
+from minitrain.train.tokenizer import ByteTokenizer, Tokenizer
+
+
+def model_of(config: RunConfig, vocab: int) -> GPT:
+    """The plain model, declared and not filled."""
+    options = config.model
+    return GPT(
+        GPTConfig(
+            vocab=vocab,
+            context=options.context,
+            layers=options.layers,
+            heads=options.heads,
+            width=options.width,
+            dropout=options.dropout,
+        )
+    )
+
+
+def optimizer_of(options: OptimizerOptions) -> Optimizer:
+    """The optimizer, without state."""
+    if options.name == "sgd":
+        return SGD(momentum=options.momentum, decay=options.weight_decay)
+    return AdamW(options.beta1, options.beta2, options.epsilon, options.weight_decay)
+
+
+def schedule_of(config: RunConfig) -> Schedule:
+    """The learning rate by update."""
+    options = config.optimizer
+    return Schedule(options.lr, config.run.steps, options.warmup, options.min_lr)
+
+
+def stepper_of(config: RunConfig, layout: Layout, group: Group, vocab: int) -> Stepper:
+    """This rank's part of a new run: model, optimizer, schedule."""
+    model = parallelize(
+        model_of(config, vocab),
+        Mesh(group, layout),
+        micro_batches=config.data.micro_batches,
+        seed=config.run.seed,
+        dtype=config.run.dtype,
+    )
+    optimizer = optimizer_of(config.optimizer)
+    return Stepper(model, optimizer, schedule_of(config).rate, config.optimizer.clip)
+
+
+def save(stepper: Stepper, folder: Path, step: int, config: RunConfig) -> Path | None:
+    """Write a checkpoint of a run; data ranks hold the same, so the first one writes.
+
+    Returns its path on the rank that wrote it, None on the others. All return once it is whole.
+    """
+    mesh, path = stepper.model.mesh, None
+    if mesh.world.rank == 0:
+        about = Manifest(step, stepper.updates, str(mesh.layout), values(config), arrays={})
+        path = checkpoint.save(folder, about, _arrays(stepper))
+    mesh.world.barrier()
+    return path
+
+
+def resume(stepper: Stepper, path: Path) -> int:
+    """Fill a run's weights and optimizer state from a checkpoint; the steps it has done."""
+    manifest, arrays = checkpoint.load(path)
+    checkpoint.restore(_arrays(stepper), arrays, path)
+    stepper.updates = manifest.updates
+    return manifest.step
+
+
+def load_model(path: Path) -> tuple[GPT, RunConfig, Tokenizer]:
+    """The plain model of a checkpoint, filled, with its configuration and tokenizer."""
+    manifest, arrays = checkpoint.load(path)
+    config, tokenizer = from_values(manifest.config), ByteTokenizer()
+    model = model_of(config, tokenizer.vocab)
+    parameters = model.parameters()
+    for name, parameter in parameters.items():
+        parameter.array = arrays[f"weights/{name}"]
+    return model, config, tokenizer
+
+
+def _arrays(stepper: Stepper) -> dict[str, Array]:
+    """Views of all that a checkpoint holds, by key."""
+    flat = stepper.model.flat
+    kinds = {"weights": flat.weights, **stepper.slots}
+    return {
+        f"{kind}/{name}": view
+        for kind, array in kinds.items()
+        for name, view in flat.views(array).items()
+    }

@@ -1,0 +1,163 @@
+"""The training loop: step, record, evaluate, save, until the last step or a wish to stop."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from minitrain.comm.group import Group
+from minitrain.layout import Layout
+from minitrain.train import build
+from minitrain.train.config import RunConfig, to_toml
+from minitrain.train.folder import RunFolder
+from minitrain.train.metrics import MetricsFile, flops_per_token, keep_until, over_ranks
+from minitrain.train.step import Stepper, StepResult
+from minitrain.train.text import Corpus
+
+
+class Reporter(Protocol):
+    """Who is told what happens, on rank 0."""
+
+    def step(self, record: dict[str, Any]) -> None:
+        """A step is done."""
+
+    def evaluation(self, record: dict[str, Any]) -> None:
+        """The held-out text has been evaluated."""
+
+    def saved(self, path: Path) -> None:
+        """A checkpoint is whole."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run to be done, the same on every rank.
+
+    Attributes:
+        start: the checkpoint to go on from; None to start anew.
+        notes: remarks for the user, one line each.
+        stop: set by a signal handler; all ranks then stop after the same step, and save.
+    """
+
+    config: RunConfig
+    layout: Layout
+    corpus: Corpus
+    folder: RunFolder
+    start: Path | None
+    notes: tuple[str, ...] = ()
+    stop: threading.Event = field(default_factory=threading.Event)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: the steps it has done, its last losses, and whether it was stopped."""
+
+    steps: int
+    loss: float | None
+    val_loss: float | None
+    val_bits_per_byte: float | None
+    stopped: bool
+
+
+def train(group: Group, run: Run, reporter: Reporter | None = None) -> Outcome:
+    """Do a run as one of its ranks; every rank returns the same outcome.
+
+    Rank 0 makes the folder, once all ranks have come here, writes to it and tells the reporter.
+
+    Raises:
+        TrainingError: a gradient that is not finite. CheckpointError: a disk that is full.
+    """
+    stepper = build.stepper_of(run.config, run.layout, group, run.corpus.tokenizer.vocab)
+    done = build.resume(stepper, run.start) if run.start else 0
+    group.barrier()
+    listeners: list[Reporter] = []
+    with ExitStack() as stack:
+        if group.rank == 0:
+            run.folder.create(to_toml(run.config))
+            keep_until(run.folder.metrics, done)
+            listeners.append(stack.enter_context(MetricsFile(run.folder.metrics)))
+            listeners += [reporter] if reporter is not None else []
+        return _Loop(group, run, stepper, listeners).run(done)
+
+
+class _Loop:
+    """The state of a loop on one rank."""
+
+    def __init__(self, group: Group, run: Run, stepper: Stepper, listeners: list[Reporter]):
+        self.group, self.task, self.stepper, self.listeners = group, run, stepper, listeners
+        self.flops = flops_per_token(stepper.model.module.config)
+        self.loss: float | None = None
+        self.validation: dict[str, Any] = {}
+        self.saved = -1
+
+    def run(self, done: int) -> Outcome:
+        """Steps done + 1 to the last."""
+        options = self.task.config.run
+        stopped = False
+        if done == 0:
+            self._evaluate(0)
+        while done < options.steps and not stopped:
+            stopped = self._step(done)
+            done += 1
+            if done % options.eval_every == 0 or done == options.steps:
+                self._evaluate(done)
+            if done % options.save_every == 0:
+                self._save(done)
+        if self.saved != done:
+            self._save(done)
+        value = self.validation.get
+        return Outcome(done, self.loss, value("val_loss"), value("val_bits_per_byte"), stopped)
+
+    def _step(self, index: int) -> bool:
+        config, start = self.task.config, time.perf_counter()
+        waited = self.stepper.model.comm_seconds
+        with self.group.ledger() as ledger:
+            batch = self.task.corpus.batch(
+                index, config.data.batch, config.model.context, config.run.seed
+            )
+            result = self.stepper.step(batch)
+        seconds = time.perf_counter() - start
+        waited = self.stepper.model.comm_seconds - waited
+        cost, stop = over_ranks(self.group, seconds, waited, ledger, self.task.stop.is_set())
+        self.loss = result.loss
+        self._record(index + 1, result, cost)
+        return stop
+
+    def _record(self, step: int, result: StepResult, cost: dict[str, Any]) -> None:
+        rate = result.tokens / cost["step_seconds"]
+        record = {
+            "step": step,
+            **result._asdict(),
+            "tokens_per_second": rate,
+            "flops_per_second": rate * self.flops,
+            **cost,
+        }
+        for listener in self.listeners:
+            listener.step(record)
+
+    def _evaluate(self, step: int) -> None:
+        """The loss on the held-out text: Σ over tokens ÷ their number, each token once."""
+        corpus, config, start = self.task.corpus, self.task.config, time.perf_counter()
+        nats, tokens = 0.0, 0
+        for batch in corpus.evaluation(config.model.context, config.data.batch):
+            loss = self.stepper.model.evaluate(batch)
+            nats, tokens = nats + loss.value * loss.tokens, tokens + loss.tokens
+        self.validation = {
+            "step": step,
+            "val_loss": nats / tokens,
+            "val_bits_per_byte": corpus.bits_per_byte(nats / tokens),
+            "val_tokens": tokens,
+            "val_seconds": time.perf_counter() - start,
+        }
+        for listener in self.listeners:
+            listener.evaluation(self.validation)
+
+    def _save(self, step: int) -> None:
+        self.saved = step
+        path = build.save(self.stepper, self.task.folder.checkpoints, step, self.task.config)
+        if path is not None:
+            for listener in self.listeners:
+                listener.saved(path)
