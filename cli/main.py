@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import click
 
 from minitrain.comm.launch import launched
+from minitrain.layout import did_you_mean
 
 # Name -> module of this package, function in it. What a command needs is imported by that module's
 # functions when they run, so that no --help waits for NumPy.
@@ -26,10 +27,11 @@ class Commands(click.Group):
         """The names, in the order of COMMANDS."""
         return list(COMMANDS)
 
-    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+    def get_command(self, ctx: click.Context, name: str) -> click.Command:
         """Import a command."""
         if name not in COMMANDS:
-            return None
+            near = did_you_mean(name, COMMANDS) or f"; there are {', '.join(COMMANDS)}"
+            raise click.UsageError(f"no such command {name!r}{near}")
         module, function = COMMANDS[name]
         command: click.Command = getattr(
             importlib.import_module(f".{module}", __package__), function

@@ -30,8 +30,17 @@ EQUAL, DIFFERENT, USAGE, BROKEN = range(4)
 @click.option("--seed", type=click.IntRange(0), default=0, help="Of weights, data, dropout. [0]")
 @click.option("--fault", metavar="NAME", help="Plant a known fault, to see it found.")
 @click.option("--json", "as_json", is_flag=True, help="End with the results as one JSON value.")
-def verify(layouts: tuple[str, ...], more: tuple[str, ...], n: int | None, backend: str | None,
-           steps: int, micro_batches: int, seed: int, fault: str | None, as_json: bool) -> int:  # fmt: skip
+def verify(
+    layouts: tuple[str, ...],
+    more: tuple[str, ...],
+    n: int | None,
+    backend: str | None,
+    steps: int,
+    micro_batches: int,
+    seed: int,
+    fault: str | None,
+    as_json: bool,
+) -> int:
     """Hold layouts against the single-device run, in float64.
 
     Each LAYOUT (dp1 to dp4 if none is given) trains a tiny GPT on awkward batches, with SGD and
