@@ -14,11 +14,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from minitrain.nn.gpt import GPT, GPTConfig
-from minitrain.nn.llama import Llama, LlamaConfig
+from minitrain.nn.families import Config, declare
+from minitrain.nn.gpt import GPTConfig
+from minitrain.nn.llama import LlamaConfig
 
 Arrays: TypeAlias = Mapping[str, "np.ndarray[Any, Any]"]
-Config: TypeAlias = GPTConfig | LlamaConfig
 
 # Buffers that some checkpoints carry: masks, and the frequencies of rotary positions.
 _BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
@@ -106,8 +106,7 @@ def from_theirs(
     known = _Renamed(arrays, prefix if bare else "")
     table = entries(config)
     _check_names({name for entry in table for name in entry.theirs}, set(known), config)
-    model = GPT(config) if isinstance(config, GPTConfig) else Llama(config)
-    parameters = model.parameters()
+    parameters = declare(config).parameters()
     return {
         entry.ours: entry.join(known, parameters[entry.ours].declared, dtype) for entry in table
     }

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from minitrain.nn.families import Config
 from minitrain.nn.gpt import GPTConfig
-from minitrain.nn.huggingface import Config
 from minitrain.nn.llama import LlamaConfig
 
 

@@ -51,12 +51,19 @@ class Sampling:
             raise SamplingError(f"top-p must lie in (0, 1], got {self.top_p}")
 
     def choose(self, logits: np.ndarray[Any, Any], number: int) -> int:
-        """The id of generated token `number`, from the logits (V,); of equal ones the lowest id."""
+        """The id of generated token `number`, from the logits (V,); of equal ones the lowest id.
+
+        Raises:
+            SamplingError: logits that are not finite: the training has gone wrong.
+        """
+        if not np.isfinite(logits).all():
+            raise SamplingError("the model's logits are not finite; take an earlier checkpoint")
         order = np.argsort(-logits, kind="stable")[: self.top_k]  # the likeliest first
         if self.temperature == 0:
             return int(order[0])
         scores = logits[order].astype(np.float64)
-        p = np.exp((scores - scores[0]) / self.temperature)
+        with np.errstate(over="ignore"):  # a tiny temperature: e^-inf is the 0 that is meant
+            p = np.exp((scores - scores[0]) / self.temperature)
         upto = np.cumsum(p / p.sum())
         kept = int(np.searchsorted(upto, self.top_p)) + 1  # the fewest that reach top_p
         upto = upto[:kept]
