@@ -60,7 +60,10 @@ def stream(*names: object) -> np.random.Generator:
 
 
 def _mix(h: Array) -> Array:
-    """MurmurHash3's finalizer, in place: every bit of h comes to depend on every other."""
+    """MurmurHash3's finalizer, in place: every bit of h comes to depend on every other.
+
+    h is an array, of 0 axes too: NumPy warns when a scalar wraps.
+    """
     h ^= h >> 16
     h *= np.uint32(0x85EBCA6B)
     h ^= h >> 13
@@ -80,8 +83,8 @@ def hash_grid(key: int, *axes: Array) -> Array:
     h = xp.asarray(key & 0xFFFFFFFF, dtype=np.uint32)
     for depth, axis in enumerate(axes, start=1):
         salt = np.uint32((depth * 0x9E3779B9 + (key >> 32)) & 0xFFFFFFFF)
-        index = _mix(xp.asarray(axis).astype(np.uint32) ^ salt)
-        h = _mix(xp.bitwise_xor(h, index))
+        index = _mix(xp.asarray(xp.asarray(axis).astype(np.uint32) ^ salt))
+        h = _mix(xp.asarray(h ^ index))
     return h
 
 

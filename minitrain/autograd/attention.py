@@ -71,8 +71,9 @@ class Attention(Function):
         self.q_positions, self.k_positions = q_positions, k_positions
         q, k, v = (by_head(x, packed) for x in unpack(packed))
         xp, dtype = namespace(q), accumulator(q.dtype)
-        self.out = xp.empty(unpack(packed)[0].shape, q.dtype)
-        self.lse = xp.empty((*q.shape[:4], 1), dtype)
+        # A row that sees no key: its output is 0, and e^(score - inf) is 0 in the backward too.
+        self.out = xp.zeros(unpack(packed)[0].shape, q.dtype)
+        self.lse = xp.full((*q.shape[:4], 1), xp.inf, dtype)
         out = by_head(self.out, packed)
         for tile in self._tiles(q, k):
             weights = self._scores(tile, tile.rows_of(q, dtype) * scale, tile.keys_of(k, dtype))
@@ -83,7 +84,6 @@ class Attention(Function):
             total = weights @ xp.ones((weights.shape[-1], 1), dtype)
             seen = total > 0
             total += ~seen
-            # A row that sees none: its output is 0, and e^(score - inf) is 0 in the backward too.
             lse = xp.where(seen, peak + xp.log(total), xp.inf)
             self.lse[tile.queries] = lse.reshape(self.lse[tile.queries].shape)
             if dropout is not None:
@@ -129,7 +129,9 @@ class Attention(Function):
         for start in range(0, length, ROWS):
             rows = slice(start, min(start + ROWS, length))
             keys, hidden = self._visible(rows, k.shape[3], q)
-            each = groups * (rows.stop - start) * max(1, keys.stop)
+            if not keys.stop:
+                continue
+            each = groups * (rows.stop - start) * keys.stop
             step_k = max(1, min(heads, TILE // each))
             step_b = max(1, TILE // (each * step_k))
             for b in range(0, batch, step_b):

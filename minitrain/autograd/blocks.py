@@ -33,12 +33,15 @@ def flat_blocks(*arrays: Array) -> Iterator[tuple[Array, ...]]:
         yield tuple([x[start : start + step] for x in vectors])
 
 
-def as_matrix(x: Array, columns: int) -> Array:
-    """x with its last axes, of `columns` elements, joined into one and the others into another."""
-    if columns:
-        return x.reshape(x.size // columns, columns)
-    rows = math.prod(x.shape[:-1])  # -1 would be refused: nothing tells how many empty rows
-    return x.reshape(rows, 0)
+def contiguous(x: Array) -> Array:
+    """x in C order; no copy if it already is. (ascontiguousarray gives a number an axis.)"""
+    return namespace(x).asarray(x, order="C")
+
+
+def as_matrix(x: Array, axes: int = 1) -> Array:
+    """x with its last `axes` axes joined into one, and the others into another."""
+    cut = x.ndim - axes
+    return x.reshape(math.prod(x.shape[:cut]), math.prod(x.shape[cut:]))  # -1 refuses empty rows
 
 
 def row_sums(x: Array) -> Array:

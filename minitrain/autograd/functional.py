@@ -1,10 +1,10 @@
 """The operations as functions of tensors: `minitrain.functional`."""
 
 from minitrain.autograd.attention import WeightDropout, attention
-from minitrain.autograd.fused import dropout, embedding, gelu, layer_norm, linear, softmax
+from minitrain.autograd.fused import dropout, embedding, gelu, linear, softmax
 from minitrain.autograd.gates import silu, swiglu
 from minitrain.autograd.losses import cross_entropy, token_losses
-from minitrain.autograd.norms import rms_norm
+from minitrain.autograd.norms import layer_norm, rms_norm
 from minitrain.autograd.ops import (
     add,
     cast,

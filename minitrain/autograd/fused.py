@@ -13,14 +13,13 @@ from minitrain.array import Array, accumulator, hash_grid, namespace
 from minitrain.autograd.blocks import (
     as_matrix,
     column_sums,
+    contiguous,
     flat_blocks,
     matrix_product,
-    row_blocks,
-    row_dots,
-    row_sums,
     scatter_rows,
 )
 from minitrain.autograd.function import Function
+from minitrain.autograd.shapes import wide
 from minitrain.autograd.tensor import Tensor
 
 
@@ -39,10 +38,10 @@ class Linear(Function):
                 f"{self.inner}"
             )
         self.x, self.weight, self.transposed = x, self.sources[1], transposed
-        out = matrix_product(as_matrix(x, math.prod(tail)), self._matrix())
+        out = wide(as_matrix(x, contract)) @ wide(self._matrix())
         if bias is not None:
             out += bias.reshape(-1)
-        return out.reshape(lead + self.outer)
+        return out.astype(x.dtype, copy=False).reshape(lead + self.outer)
 
     def _matrix(self) -> Array:
         """The weight as a matrix, inner by outer."""
@@ -52,8 +51,7 @@ class Linear(Function):
         return self.weight.array.reshape(inner, outer)
 
     def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
-        grad = as_matrix(grad_out, math.prod(self.outer))
-        x = as_matrix(self.x, math.prod(self.inner))
+        grad, x = as_matrix(grad_out, len(self.outer)), as_matrix(self.x, len(self.inner))
         grad_x = grad_weight = grad_bias = None
         if needs[0]:
             grad_x = matrix_product(grad, self._matrix().T).reshape(self.x.shape)
@@ -70,51 +68,11 @@ class Embedding(Function):
     """Rows of a table by id."""
 
     def forward(self, table: Array, *, ids: Array) -> Array:
-        self.ids, self.shape = ids, table.shape
+        self.ids, self.rows = ids, len(table)
         return table[ids]
 
     def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
-        rows, columns = self.shape
-        return (scatter_rows(as_matrix(grad_out, columns), self.ids.reshape(-1), rows),)
-
-
-class LayerNorm(Function):
-    """(x - mean) / sqrt(variance + ε) · weight + bias over the last axis (Ba et al. 2016)."""
-
-    def forward(self, x: Array, weight: Array, bias: Array, *, epsilon: float) -> Array:
-        xp, dtype, columns = namespace(x), accumulator(x.dtype), x.shape[-1]
-        matrix = as_matrix(x, columns)
-        out, self.normal = xp.empty_like(matrix), xp.empty_like(matrix)
-        self.rstd, self.weight = xp.empty((len(matrix), 1), dtype), self.sources[1]
-        for a, y, normal, rstd in row_blocks(matrix, out, self.normal, self.rstd):
-            a = a.astype(dtype, copy=False)
-            centred = a - row_sums(a) / columns
-            rstd[...] = 1 / xp.sqrt(row_dots(centred, centred) / columns + epsilon)
-            centred *= rstd
-            normal[...] = centred
-            centred *= weight
-            centred += bias
-            y[...] = centred
-        return out.reshape(x.shape)
-
-    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
-        columns = grad_out.shape[-1]
-        grad, weight = as_matrix(grad_out, columns), self.weight.array
-        grad_x = grad_weight = grad_bias = None
-        if needs[0]:
-            grad_x = namespace(grad).empty_like(self.normal)
-            for g, normal, rstd, out in row_blocks(grad, self.normal, self.rstd, grad_x):
-                g = (g * weight).astype(rstd.dtype, copy=False)
-                # The mean and the variance depend on x too: take their share out again.
-                g -= row_sums(g) / columns + normal * (row_dots(g, normal) / columns)
-                g *= rstd
-                out[...] = g
-            grad_x = grad_x.reshape(grad_out.shape)
-        if needs[1]:
-            grad_weight = column_sums(grad * self.normal)
-        if needs[2]:
-            grad_bias = column_sums(grad)
-        return grad_x, grad_weight, grad_bias
+        return (scatter_rows(as_matrix(grad_out), self.ids.reshape(-1), self.rows),)
 
 
 class Gelu(Function):
@@ -122,7 +80,7 @@ class Gelu(Function):
 
     def forward(self, x: Array) -> Array:
         xp, dtype = namespace(x), accumulator(x.dtype)
-        self.x = xp.ascontiguousarray(x)
+        self.x = contiguous(x)
         out = xp.empty_like(self.x)
         for a, y in flat_blocks(self.x, out):
             a = a.astype(dtype, copy=False)
@@ -136,7 +94,7 @@ class Gelu(Function):
     def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
         xp, dtype = namespace(grad_out), accumulator(grad_out.dtype)
         grad = xp.empty_like(self.x)
-        for a, g, out in flat_blocks(self.x, xp.ascontiguousarray(grad_out), grad):
+        for a, g, out in flat_blocks(self.x, contiguous(grad_out), grad):
             a = a.astype(dtype, copy=False)
             square = a * a
             t = self._tanh(a, square.copy())
@@ -168,16 +126,22 @@ class Softmax(Function):
     """e^x over its sum along one axis, shifted by the maximum so that nothing overflows."""
 
     def forward(self, x: Array, *, axis: int) -> Array:
-        xp, dtype = namespace(x), accumulator(x.dtype)
-        e = xp.exp(x.astype(dtype, copy=False) - x.max(axis=axis, keepdims=True).astype(dtype))
-        e /= e.sum(axis=axis, keepdims=True)
-        self.y, self.axis = e.astype(x.dtype, copy=False), axis
+        self.axis, self.y = axis, x
+        if x.size:  # of no elements there is no maximum
+            e, xp = wide(x), namespace(x)
+            # Of a row that is -inf throughout the peak is -inf, and -inf - (-inf) would be NaN.
+            e = xp.exp(e - xp.maximum(e.max(axis=axis, keepdims=True), xp.finfo(e.dtype).min))
+            total = e.sum(axis=axis, keepdims=True)
+            total += total == 0
+            e /= total
+            self.y = e.astype(x.dtype, copy=False)
         return self.y
 
     def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
-        both = grad_out * self.y
-        total = both.sum(axis=self.axis, keepdims=True, dtype=accumulator(both.dtype))
-        return (both - self.y * total.astype(both.dtype, copy=False),)
+        y = wide(self.y)
+        grad = grad_out * y
+        grad -= y * grad.sum(axis=self.axis, keepdims=True)
+        return (grad,)
 
 
 class Dropout(Function):
@@ -185,7 +149,7 @@ class Dropout(Function):
 
     def forward(self, x: Array, *, rate: float, key: int, indices: tuple[Array, ...]) -> Array:
         self.keep = keep_mask(rate, key, *indices)
-        self.scale = 1 / (1 - rate)
+        self.scale = 1 / (1 - float(rate))
         return x * self.keep * self.scale
 
     def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
@@ -219,18 +183,13 @@ def embedding(table: Tensor, ids: Any) -> Tensor:
     return Embedding.apply(table, ids=ids)
 
 
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float = 1e-5) -> Tensor:
-    """Normalise the last axis to mean 0 and variance 1, scale and shift: (..., C), (C,), (C,)."""
-    return LayerNorm.apply(x, weight, bias, epsilon=epsilon)
-
-
 def gelu(x: Tensor) -> Tensor:
     """The Gaussian error linear unit, in its tanh form."""
     return Gelu.apply(x)
 
 
 def softmax(x: Tensor, axis: int = -1) -> Tensor:
-    """e^x over its sum along axis."""
+    """e^x over its sum along axis; zeros where all of x is -inf."""
     return Softmax.apply(x, axis=axis)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from minitrain.array import Array, accumulator, namespace
-from minitrain.autograd.blocks import as_matrix, flat_blocks, row_blocks
+from minitrain.autograd.blocks import as_matrix, contiguous, flat_blocks, row_blocks
 from minitrain.autograd.function import Function
 from minitrain.autograd.tensor import Tensor
 
@@ -21,7 +21,7 @@ class Silu(Function):
 
     def forward(self, x: Array) -> Array:
         xp, dtype = namespace(x), accumulator(x.dtype)
-        self.x = xp.ascontiguousarray(x)
+        self.x = contiguous(x)
         out = xp.empty_like(self.x)
         for a, y in flat_blocks(self.x, out):
             a = a.astype(dtype, copy=False)
@@ -31,7 +31,7 @@ class Silu(Function):
     def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
         xp, dtype = namespace(grad_out), accumulator(grad_out.dtype)
         grad = xp.empty_like(self.x)
-        for a, g, out in flat_blocks(self.x, xp.ascontiguousarray(grad_out), grad):
+        for a, g, out in flat_blocks(self.x, contiguous(grad_out), grad):
             a = a.astype(dtype, copy=False)
             s = sigmoid(a)
             out[...] = g * (s * (1 + a * (1 - s)))
@@ -46,7 +46,7 @@ class SwiGLU(Function):
 
     def forward(self, gate_up: Array) -> Array:
         xp, dtype, columns = namespace(gate_up), accumulator(gate_up.dtype), gate_up.shape[-1]
-        self.x = as_matrix(gate_up, 2 * columns)
+        self.x = as_matrix(gate_up, 2)
         out = xp.empty((len(self.x), columns), gate_up.dtype)
         for a, y in row_blocks(self.x, out):
             gate, up = a[:, :columns].astype(dtype, copy=False), a[:, columns:]
@@ -59,7 +59,7 @@ class SwiGLU(Function):
     def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
         xp, dtype, columns = namespace(grad_out), accumulator(grad_out.dtype), grad_out.shape[-1]
         grad = xp.empty(self.x.shape, self.x.dtype)
-        for a, g, out in row_blocks(self.x, as_matrix(grad_out, columns), grad):
+        for a, g, out in row_blocks(self.x, as_matrix(grad_out), grad):
             gate, up = a[:, :columns].astype(dtype, copy=False), a[:, columns:]
             g = g.astype(dtype, copy=False)
             s = sigmoid(gate)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from minitrain.array import Array, accumulator, namespace
 from minitrain.autograd.blocks import as_matrix, row_blocks, row_sums
 from minitrain.autograd.function import Function
@@ -18,7 +16,7 @@ class TokenLosses(Function):
     def forward(self, logits: Array, *, labels: Array, ignore: int, smoothing: float,
                 z_loss: float) -> Array:  # fmt: skip
         xp, dtype, columns = namespace(logits), accumulator(logits.dtype), logits.shape[-1]
-        self.logits, self.smoothing, self.z_loss = as_matrix(logits, columns), smoothing, z_loss
+        self.logits, self.smoothing, self.z_loss = as_matrix(logits), smoothing, z_loss
         labels = labels.reshape(-1, 1)
         self.valid = labels != ignore
         self.labels = xp.where(self.valid, labels, 0)
@@ -52,6 +50,10 @@ class TokenLosses(Function):
         return (grad.reshape(*grad_out.shape, columns),)
 
 
+def _as_labels(labels: Any, logits: Tensor) -> Array:
+    return namespace(logits.array).asarray(getattr(labels, "array", labels))
+
+
 def token_losses(logits: Tensor, labels: Any, *, ignore: int = -100, smoothing: float = 0.0,
                  z_loss: float = 0.0) -> Tensor:  # fmt: skip
     """-log softmax(logits)[label] of each token, 0 where the label is `ignore`.
@@ -64,9 +66,7 @@ def token_losses(logits: Tensor, labels: Any, *, ignore: int = -100, smoothing: 
     Shapes: logits (..., V), labels (...) integers in [0, V) or `ignore` -> (...).
         In at least float32, whatever the logits' dtype.
     """
-    labels = getattr(labels, "array", labels)
-    xp = namespace(logits.array)
-    labels = xp.asarray(labels) if isinstance(labels, (list, tuple)) else labels
+    labels = _as_labels(labels, logits)
     if labels.shape != logits.shape[:-1]:
         raise ValueError(
             f"logits {logits.shape} want labels {logits.shape[:-1]}, got {labels.shape}"
@@ -89,5 +89,5 @@ def cross_entropy(logits: Tensor, labels: Any, ignore: int = -100, smoothing: fl
     """
     losses = token_losses(logits, labels, ignore=ignore, smoothing=smoothing, z_loss=z_loss)
     if total is None:
-        total = int((np.asarray(getattr(labels, "array", labels)) != ignore).sum())
+        total = int((_as_labels(labels, logits) != ignore).sum())
     return losses.sum() / float(total or 1)

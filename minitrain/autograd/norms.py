@@ -1,11 +1,50 @@
-"""Normalisation by the root mean square, one node with a hand-written vjp."""
+"""Layer norm and RMS norm, each one node with a hand-written vjp."""
 
 from __future__ import annotations
 
 from minitrain.array import Array, accumulator, namespace
-from minitrain.autograd.blocks import as_matrix, column_sums, row_blocks, row_dots
+from minitrain.autograd.blocks import as_matrix, column_sums, row_blocks, row_dots, row_sums
 from minitrain.autograd.function import Function
 from minitrain.autograd.tensor import Tensor
+
+
+class LayerNorm(Function):
+    """(x - mean) / sqrt(variance + ε) · weight + bias over the last axis (Ba et al. 2016)."""
+
+    def forward(self, x: Array, weight: Array, bias: Array, *, epsilon: float) -> Array:
+        xp, dtype, columns = namespace(x), accumulator(x.dtype), x.shape[-1]
+        matrix = as_matrix(x)
+        out, self.normal = xp.empty_like(matrix), xp.empty_like(matrix)
+        self.rstd, self.weight = xp.empty((len(matrix), 1), dtype), self.sources[1]
+        for a, y, normal, rstd in row_blocks(matrix, out, self.normal, self.rstd):
+            a = a.astype(dtype, copy=False)
+            centred = a - row_sums(a) / columns
+            rstd[...] = 1 / xp.sqrt(row_dots(centred, centred) / columns + epsilon)
+            centred *= rstd
+            normal[...] = centred
+            centred *= weight
+            centred += bias
+            y[...] = centred
+        return out.reshape(x.shape)
+
+    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+        columns = grad_out.shape[-1]
+        grad, weight = as_matrix(grad_out), self.weight.array
+        grad_x = grad_weight = grad_bias = None
+        if needs[0]:
+            grad_x = namespace(grad).empty_like(self.normal)
+            for g, normal, rstd, out in row_blocks(grad, self.normal, self.rstd, grad_x):
+                g = g.astype(rstd.dtype, copy=False) * weight
+                # The mean and the variance depend on x too: take their share out again.
+                g -= row_sums(g) / columns + normal * (row_dots(g, normal) / columns)
+                g *= rstd
+                out[...] = g
+            grad_x = grad_x.reshape(grad_out.shape)
+        if needs[1]:
+            grad_weight = column_sums(grad * self.normal)
+        if needs[2]:
+            grad_bias = column_sums(grad)
+        return grad_x, grad_weight, grad_bias
 
 
 class RMSNorm(Function):
@@ -13,7 +52,7 @@ class RMSNorm(Function):
 
     def forward(self, x: Array, weight: Array, *, epsilon: float) -> Array:
         xp, dtype, columns = namespace(x), accumulator(x.dtype), x.shape[-1]
-        self.x, self.weight = as_matrix(x, columns), self.sources[1]
+        self.x, self.weight = as_matrix(x), self.sources[1]
         self.rstd = xp.empty((len(self.x), 1), dtype)
         out = xp.empty(self.x.shape, x.dtype)
         for a, rstd, y in row_blocks(self.x, self.rstd, out):
@@ -26,7 +65,7 @@ class RMSNorm(Function):
 
     def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
         xp, dtype, columns = namespace(self.x), self.rstd.dtype, self.x.shape[1]
-        grad, weight = as_matrix(grad_out, columns), self.weight.array
+        grad, weight = as_matrix(grad_out), self.weight.array
         grad_x = grad_weight = None
         if needs[0]:
             grad_x = xp.empty(self.x.shape, self.x.dtype)
@@ -43,6 +82,11 @@ class RMSNorm(Function):
                 total += column_sums(g * (a * rstd))
             grad_weight = total.astype(weight.dtype, copy=False)
         return grad_x, grad_weight
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float = 1e-5) -> Tensor:
+    """Normalise the last axis to mean 0 and variance 1, scale and shift: (..., C), (C,), (C,)."""
+    return LayerNorm.apply(x, weight, bias, epsilon=epsilon)
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float = 1e-5) -> Tensor:
