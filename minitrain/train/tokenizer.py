@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
 Ids: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+
+class TokenizerError(ValueError):
+    """A tokenizer that is not there, or a text that it cannot take."""
 
 
 class Tokenizer(Protocol):
@@ -16,8 +22,24 @@ class Tokenizer(Protocol):
     def vocab(self) -> int:
         """The number of ids: they are 0 … vocab - 1."""
 
+    @property
+    def start(self) -> int:
+        """The id that a text begins after, where nothing comes before it."""
+
+    @property
+    def spec(self) -> str:
+        """What `tokenizer_of` makes the same one from, in a folder that holds its `files`."""
+
+    @property
+    def files(self) -> Mapping[str, str]:
+        """The files that keep it, name -> content; none if spec says it all."""
+
     def encode(self, text: bytes) -> Ids:
-        """The ids of a text, (n,), in the smallest unsigned dtype that holds vocab - 1."""
+        """The ids of a text, (n,), in the smallest unsigned dtype that holds vocab - 1.
+
+        Raises:
+            TokenizerError: a text that decode would not give back.
+        """
 
     def decode(self, ids: Ids) -> bytes:
         """The text of ids, (n,): decode(encode(text)) == text."""
@@ -27,6 +49,9 @@ class ByteTokenizer:
     """Every byte is a token: any file round-trips exactly, newlines and broken UTF-8 included."""
 
     vocab = 256
+    start = ord("\n")  # a text begins as a line does
+    spec = "byte"
+    files: Mapping[str, str] = {}
 
     def encode(self, text: bytes) -> Ids:
         """The bytes, (n,) uint8; a read-only view of the text."""
@@ -42,6 +67,68 @@ class ByteTokenizer:
         if ids.size and (ids.min() < 0 or ids.max() >= self.vocab):
             raise ValueError(f"ids {ids.min()} to {ids.max()} are not all bytes, 0 to 255")
         return ids.astype(np.uint8).tobytes()
+
+
+class IdTokenizer:
+    """Ids whose text nobody has, such as those of a .bin file; their text is the numbers."""
+
+    start = 0
+    files: Mapping[str, str] = {}
+
+    def __init__(self, vocab: int):
+        if vocab < 1:
+            raise TokenizerError(f"a vocabulary needs at least 1 id, got {vocab}")
+        self.vocab = vocab
+
+    @property
+    def spec(self) -> str:
+        """As in "ids:50257"."""
+        return f"ids:{self.vocab}"
+
+    def encode(self, text: bytes) -> Ids:
+        """The ids (n,) that a text spells, as in b"17 4 256"."""
+        try:
+            ids = np.array([int(word) for word in text.split()], np.int64)
+        except (ValueError, OverflowError):
+            raise TokenizerError(
+                f"{show(text)[:40]!r} are no ids; without a tokenizer.json text is written as "
+                "numbers with spaces between"
+            ) from None
+        if ids.size and not 0 <= ids.min() <= ids.max() < self.vocab:
+            raise TokenizerError(f"ids {ids.min()} to {ids.max()} are not all below {self.vocab}")
+        return ids.astype(np.min_scalar_type(self.vocab - 1))
+
+    def decode(self, ids: Ids) -> bytes:
+        """The numbers, with spaces between."""
+        return " ".join(map(str, np.asarray(ids).tolist())).encode()
+
+
+def tokenizer_of(spec: str, text: bytes = b"", folder: Path = Path()) -> Tokenizer:
+    """The tokenizer that a spec names.
+
+    Args:
+        spec: "byte"; "bpe:4096", trained on the text to at most that many tokens; "ids:50257",
+            numbers that stand for themselves; or the path of a Hugging Face tokenizer.json.
+        text: what a new one is trained on.
+        folder: where a relative path starts.
+
+    Raises:
+        TokenizerError: none of these, or a file that is no tokenizer, or the `tokenizers` package
+            is not installed.
+    """
+    kind, _, size = spec.partition(":")
+    if spec == ByteTokenizer.spec:
+        return ByteTokenizer()
+    if kind in ("ids", "bpe") and size:
+        if not size.isdecimal():
+            raise TokenizerError(f"{spec}: {size!r} is no number of tokens; write {kind}:4096")
+        if kind == "ids":
+            return IdTokenizer(int(size))
+    from minitrain.train.subword import SubwordTokenizer  # its package is an extra
+
+    if kind == "bpe" and size:
+        return SubwordTokenizer.train(text, int(size))
+    return SubwordTokenizer.load(folder / spec)
 
 
 def show(text: bytes, encoding: str | None = "utf-8") -> str:
