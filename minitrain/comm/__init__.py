@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     )
     from minitrain.comm.group import Group
     from minitrain.comm.launch import launched, mpiexec_command
+    from minitrain.comm.options import Options
     from minitrain.comm.run import run_ranks
     from minitrain.comm.worlds import world
 
@@ -28,6 +29,7 @@ _NAMES = {
     "MismatchError": "errors",
     "RankFailedError": "errors",
     "Group": "group",
+    "Options": "options",
     "LauncherError": "errors",
     "end_together": "abort",
     "launched": "launch",
@@ -42,6 +44,7 @@ __all__ = [
     "Group",
     "LauncherError",
     "MismatchError",
+    "Options",
     "RankFailedError",
     "end_together",
     "launched",

@@ -8,19 +8,36 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
 from minitrain.array import Array, digest
 from minitrain.comm import operation
 from minitrain.comm.ledger import Ledger, Record
+from minitrain.comm.movements import Movements
 from minitrain.comm.operation import Operation, Steps
 from minitrain.comm.peers import Peers
-from minitrain.comm.start import Start
-from minitrain.comm.transport import Request, Tag, Transport, check_purpose, sendable
+from minitrain.comm.reductions import Reductions
+from minitrain.comm.transport import Request, Route, Transport, check_purpose, sendable
 
 
-class Group:
+class Started(Reductions, Movements):
+    """A group's collectives, not waited for: a call returns an `Operation`, to `wait()` for.
+
+    What a rank has in flight moves on whenever it waits for anything, or calls
+    `Group.progress`. All members must start the same calls in the same order; they may finish in
+    any.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+
+    def _finish(self, operation: Operation) -> Operation:
+        return operation
+
+
+class Group(Reductions, Movements):
     """Some ranks, numbered from 0 to size - 1, and this rank among them.
 
     Arrays go in and new arrays come out, of any dtype of ours, any shape and stride; inputs are
@@ -42,11 +59,17 @@ class Group:
         """The mesh axis, as the ledger names it."""
         self.rank = ranks.index(transport.rank)
         self.size = len(ranks)
-        self.start = Start(self)
-        """The collectives again, not waited for: `group.start.all_reduce(x)` is an Operation."""
+        self.spans_nodes = 1 < len({transport.nodes[rank] for rank in ranks}) < len(ranks)
+        """Whether there are several nodes, and several of the ranks on one of them."""
+        self.start = Started(self)
+        """The same collectives, not waited for: `group.start.all_reduce(x)` is an Operation."""
+        self._group = self
         self._parent = parent
         self._ledgers: list[Ledger] = []
         self._channels: dict[int | None, int] = {}
+
+    def _finish(self, operation: Operation) -> Any:
+        return operation.wait()
 
     # Point to point.
 
@@ -94,44 +117,6 @@ class Group:
         peers = self._point_to_point("receive", tag, "activation")
         return Operation(self.transport, _wait_for(peers.receive(None, source, like=like)))
 
-    # Collectives.
-
-    def all_reduce(self, x: Array, op: str = "sum", *, purpose: str = "gradient") -> Array:
-        """The sum (max, min, prod) of every rank's x, bitwise the same on all ranks."""
-        return self.start.all_reduce(x, op, purpose=purpose).wait()
-
-    def all_gather(
-        self,
-        x: Array,
-        axis: int = 0,
-        *,
-        sizes: list[int] | None = None,
-        purpose: str = "parameter",
-    ) -> Array:
-        """The ranks' arrays, concatenated along an axis in the order of the ranks.
-
-        sizes: each rank's size along the axis, where all ranks know them; else headers tell.
-        """
-        return self.start.all_gather(x, axis, sizes=sizes, purpose=purpose).wait()
-
-    def broadcast(
-        self, x: Array | None, root: int, *, like: Array | None = None, purpose: str = "parameter"
-    ) -> Array:
-        """The root's x, on every rank; what the others bring as x is not looked at.
-
-        like: an array of the shape and dtype that must come, on all ranks; then no header travels.
-        """
-        return self.start.broadcast(x, root, like=like, purpose=purpose).wait()
-
-    def gather(self, x: Array, root: int = 0, *, purpose: str = "scalar") -> list[Array] | None:
-        """At the root the list of every rank's x, which may differ in shape; None elsewhere."""
-        result: list[Array] | None = self.start.gather(x, root, purpose=purpose).wait()
-        return result
-
-    def barrier(self) -> None:
-        """Return once every rank of the group has come here."""
-        self.start.barrier().wait()
-
     def progress(self) -> None:
         """Move on whatever this rank has in flight, without waiting."""
         operation.progress(self.transport)
@@ -165,11 +150,15 @@ class Group:
     def ledger(self) -> Iterator[Ledger]:
         """A ledger of what this rank sends in here, in this group and those made from it."""
         ledger = Ledger()
+        start = self.transport.seconds
         self._ledgers.append(ledger)
+        self.transport.ledgers += 1
         try:
             yield ledger
         finally:
+            self.transport.ledgers -= 1
             self._ledgers.remove(ledger)
+            ledger.seconds = self.transport.seconds - start
 
     def record(self, record: Record, nbytes: int) -> None:
         """Count a message in the open ledgers of this group and of those that it was made from."""
@@ -188,24 +177,26 @@ class Group:
                 f"{what} {rank}: the group {self.axis!r} has ranks 0 to {self.size - 1}"
             )
 
-    def next_tag(self) -> Tag:
-        """The tag of this group's next collective."""
-        channel = self._channel(None)
-        sequence = self.transport.sequences[channel]
-        self.transport.sequences[channel] = sequence + 1
-        return Tag(channel, sequence)
+    def next_route(self) -> Route:
+        """The route of this group's next collective."""
+        transport, channel = self.transport, self._channel(None)
+        sequence = transport.sequences[channel]
+        transport.sequences[channel] = sequence + 1
+        return transport.route(channel, sequence)
 
     def _point_to_point(self, op: str, tag: int, purpose: str) -> Peers:
-        return Peers(self, op, "direct", check_purpose(purpose), Tag(self._channel(tag), 0))
+        route = self.transport.route(self._channel(tag), 0)
+        return Peers(self, route, op, "direct", check_purpose(purpose))
 
     def _channel(self, tag: int | None) -> int:
         """The channel of a tag, or of this group's collectives: 63 bits of its names' digest."""
-        if tag not in self._channels:
+        channel = self._channels.get(tag)
+        if channel is None:
             channel = digest("channel", self.axis, self.ranks, tag) >> 65
             kind = "a collective" if tag is None else f"tag {tag}"
             self.transport.name(channel, f"{self}, {kind}")
             self._channels[tag] = channel
-        return self._channels[tag]
+        return channel
 
     def __repr__(self) -> str:
         ranks = str(list(self.ranks)) if self.size <= 8 else f"{self.size} ranks"

@@ -29,6 +29,8 @@ class Ledger:
     def __init__(self) -> None:
         self._messages: dict[Record, int] = defaultdict(int)
         self._bytes: dict[Record, int] = defaultdict(int)
+        self.seconds = 0.0
+        """Time that this rank spent in communication, copying and waiting; told at the end."""
 
     def add(self, record: Record, nbytes: int) -> None:
         """Count one message of nbytes."""

@@ -8,6 +8,7 @@ its end; a non-blocking one moves on whenever this rank waits for anything, or c
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from time import perf_counter
 from typing import Any, TypeAlias
 
 from minitrain.comm.transport import Request, Transport
@@ -25,8 +26,10 @@ class Operation:
         self._pending: Sequence[Request] = ()
         self._result: Any = None
         self.done = False
+        start = perf_counter()
         if not self.advance():
             transport.active.append(self)
+        transport.seconds += perf_counter() - start
 
     def advance(self) -> bool:
         """Go as far as the messages that have arrived allow; True once finished."""
@@ -46,11 +49,17 @@ class Operation:
 
     def wait(self) -> Any:
         """The result. Meanwhile this rank's other operations in flight move on as well."""
-        while not self.done:
-            progress(self._transport)
-            if not self.done:
-                self._transport.wait([op._pending for op in self._transport.active])
+        if not self.done:
+            start = perf_counter()
+            self._drive()
+            self._transport.seconds += perf_counter() - start
         return self._result
+
+    def _drive(self) -> None:
+        active = self._transport.active
+        while not self.done:
+            self._transport.wait([operation._pending for operation in active])
+            progress(self._transport)
 
     def _finish(self) -> None:
         self.done = True

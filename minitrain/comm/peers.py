@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from minitrain.array import Array
 from minitrain.comm.ledger import Record
-from minitrain.comm.transport import Request, Tag
+from minitrain.comm.transport import Request, Route
 
 if TYPE_CHECKING:
     from minitrain.comm.group import Group
@@ -19,29 +20,60 @@ class Peers:
     alone until the request is done; so nothing is copied and nothing relies on buffering.
     """
 
-    __slots__ = ("_algorithm", "_group", "_op", "_purpose", "_tag", "rank", "size")
+    __slots__ = (
+        *("algorithm", "call", "group", "op", "purpose", "rank", "route", "size"),
+        *("_transport", "_world"),
+    )
 
-    def __init__(self, group: Group, op: str, algorithm: str, purpose: str, tag: Tag) -> None:
+    def __init__(
+        self,
+        group: Group,
+        route: Route,
+        op: str,
+        algorithm: str,
+        purpose: str,
+        agreed: tuple[object, ...] = (),
+    ) -> None:
+        self.group = group
         self.rank = group.rank
         self.size = group.size
-        self._group = group
-        self._op = op
-        self._algorithm = algorithm
-        self._purpose = purpose
-        self._tag = tag
+        self.route = route
+        self.op = op
+        self.algorithm = algorithm
+        self.purpose = purpose
+        self.call = (op, algorithm, *agreed)
+        self._transport = group.transport
+        self._world: Sequence[int] = group.ranks
+
+    @property
+    def nodes(self) -> list[int]:
+        """The node that each member runs on."""
+        return [self._transport.nodes[rank] for rank in self._world]
+
+    def subset(self, ranks: Sequence[int]) -> Peers:
+        """Some of the members, this one among them, as a group of their own in the same call."""
+        peers = Peers(self.group, self.route, self.op, self.algorithm, self.purpose)
+        peers._world = [self._world[rank] for rank in ranks]
+        peers.rank, peers.size = ranks.index(self.rank), len(ranks)
+        return peers
 
     def send(self, x: Array, dest: int, *, copy: bool = False, header: bool = False) -> Request:
         """Start to send x; see `Transport.send`."""
-        transport, world_rank = self._group.transport, self._group.ranks[dest]
-        self._record(self._purpose, world_rank, x.nbytes)
-        if header and (extra := transport.header_bytes(x)):
-            self._record("control", world_rank, extra)
-        return transport.send(x, world_rank, self._tag, copy=copy, header=header)
+        receiver = self._world[dest]
+        if self._transport.ledgers:
+            self._count(self.purpose, receiver, x.nbytes)
+            if header and (extra := self._transport.header_bytes(x)):
+                self._count("control", receiver, extra)
+        return self._transport.send(x, receiver, self.route, copy=copy, header=header)
 
     def receive(self, out: Array | None, source: int, *, like: Array | None = None) -> Request:
         """Start to receive into out, or, with None, what the header or `like` tells."""
-        return self._group.transport.receive(out, self._group.ranks[source], self._tag, like=like)
+        return self._transport.receive(out, self._world[source], self.route, like=like)
 
-    def _record(self, purpose: str, world_rank: int, nbytes: int) -> None:
-        group = self._group
-        group.record(Record(self._op, self._algorithm, group.axis, purpose, world_rank), nbytes)
+    def exchange(self, x: Array, dest: int, out: Array, source: int) -> tuple[Request, Request]:
+        """Receive into out from one member and send x to another (or the same), at once."""
+        return self.receive(out, source), self.send(x, dest)
+
+    def _count(self, purpose: str, receiver: int, nbytes: int) -> None:
+        record = Record(self.op, self.algorithm, self.group.axis, purpose, receiver)
+        self.group.record(record, nbytes)

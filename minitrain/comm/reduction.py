@@ -2,38 +2,41 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
-from minitrain.array import Array, accumulator, namespace
+import numpy as np
+
+from minitrain.array import Array, accumulator
 
 _FUNCTIONS = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
 _HALVES = ("float16", "bfloat16")
 
 
 class Reduction:
-    """One operation on arrays of one dtype.
+    """One operation on arrays of one dtype and namespace.
 
-    dtype: in which partial results are kept and travel. Sums and products of fp16 and bf16 are
-        kept in float32 and rounded once, at the end; everything else keeps its own dtype, so
-        integers wrap around as in NumPy.
+    dtype: in which partial results are kept. Sums and products of fp16 and bf16 are kept in
+        float32 and rounded once, at the end; everything else keeps its own dtype, so integers
+        wrap around as in NumPy.
     """
 
-    def __init__(self, op: str, x: Array) -> None:
-        """Raises ValueError for an op that is unknown, or that has no meaning for x's dtype."""
+    def __init__(self, op: str, dtype: Any, xp: Any) -> None:
+        """Raises ValueError for an op that is unknown, or that has no meaning for the dtype."""
         if op not in _FUNCTIONS:
             raise ValueError(f"unknown op {op!r}: use one of {', '.join(_FUNCTIONS)}")
-        name = x.dtype.name
         arithmetic = op in ("sum", "prod")
-        if name == "bool" and arithmetic:
+        if dtype.name == "bool" and arithmetic:
             raise ValueError(
                 f"bool has no {op}: use max (any) or min (all), or cast to an integer to count"
             )
-        if name.startswith("complex") and not arithmetic:
+        if dtype.kind == "c" and not arithmetic:
             raise ValueError(f"complex numbers have no {op}: they have no order")
         self.op = op
-        self.dtype: Any = accumulator(x.dtype) if name in _HALVES and arithmetic else x.dtype
-        self._function = getattr(namespace(x), _FUNCTIONS[op])
-        self._copyto = namespace(x).copyto
+        self.kept_wider = dtype.name in _HALVES and arithmetic
+        self.dtype: Any = accumulator(dtype) if self.kept_wider else dtype
+        self._function = getattr(xp, _FUNCTIONS[op])
+        self._copyto = xp.copyto
 
     def __call__(self, a: Array, b: Array, out: Array) -> None:
         """out = a op b."""
@@ -42,3 +45,35 @@ class Reduction:
     def copy(self, x: Array, out: Array) -> None:
         """out = x, where a reduction begins."""
         self._copyto(out, x)
+
+    def round(self, x: Array, out: Array) -> None:
+        """out = x in the dtype of out; a sum beyond fp16's range is inf, as it is in fp16."""
+        with np.errstate(over="ignore"):
+            out[...] = x.astype(out.dtype, copy=False)
+
+    def rounded(self, x: Array, like: Array) -> Array:
+        """x in the dtype of like; x itself if it has it."""
+        if not self.kept_wider:
+            return x
+        with np.errstate(over="ignore"):
+            return x.astype(like.dtype, copy=False)
+
+    def identity(self, like: Array) -> Array:
+        """What reduces with any y to y, in the shape and dtype of like."""
+        out = like.copy()
+        if self.op in ("sum", "prod"):
+            out[...] = 0 if self.op == "sum" else 1
+        elif like.dtype.kind == "b":
+            out[...] = self.op == "min"
+        elif like.dtype.kind in "iu":
+            limits = np.iinfo(like.dtype)
+            out[...] = limits.min if self.op == "max" else limits.max
+        else:
+            out[...] = float("-inf" if self.op == "max" else "inf")
+        return out
+
+
+@lru_cache(maxsize=256)
+def reduction(op: str, dtype: Any, xp: Any) -> Reduction:
+    """The reduction of these names, made once."""
+    return Reduction(op, dtype, xp)

@@ -6,6 +6,7 @@ Every function here may run while a world is failing, and must not itself raise.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -21,16 +22,21 @@ _SHOWN = 32
 
 @dataclass
 class Call:
-    """The first member's call of a collective, for the others to compare with."""
+    """A member's call of a collective, for the others to compare with."""
 
     rank: int
-    call: tuple[object, ...]
+    text: str
     site: str
     entered: int = 0
 
     def __str__(self) -> str:
-        name, *details = self.call
-        return f"rank {self.rank}: {name}({', '.join(map(str, details))}) at {self.site}"
+        return f"  rank {self.rank}: {self.text} at {self.site}"
+
+
+def call_text(call: Sequence[object]) -> str:
+    """A call with what all members must have passed alike."""
+    name, *agreed = call
+    return f"{name}({', '.join(map(str, agreed))})"
 
 
 def call_site(frame: FrameType | None = None) -> str:
@@ -60,8 +66,7 @@ def mismatch(group: str, first: Call, second: Call) -> str:
     """Two members that made different calls."""
     return (
         f"ranks of {group} disagree about a collective: all members must make the same "
-        "calls in the same order\n"
-        f"  {first}\n  {second}"
+        f"calls in the same order\n{first}\n{second}"
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, TypeVar
@@ -20,12 +20,19 @@ GRACE = 3.0
 """Seconds that ranks which are still computing get to notice that another one failed."""
 
 
-def run_ranks(n: int, fn: Callable[..., T], *args: Any, synchronous: bool = False) -> list[T]:
+def run_ranks(
+    n: int,
+    fn: Callable[..., T],
+    *args: Any,
+    synchronous: bool = False,
+    nodes: Sequence[int] = (),
+) -> list[T]:
     """Run fn(group, *args) on n ranks, threads of this process, and return their results in order.
 
     Args:
         synchronous: a send waits until it is received, instead of copying and returning; a program
             that relies on buffering then ends in a DeadlockError.
+        nodes: a number for each rank, the node that it pretends to run on; by default the same.
 
     Raises:
         The exception of the rank that failed first, with its traceback; the other ranks are woken.
@@ -34,7 +41,9 @@ def run_ranks(n: int, fn: Callable[..., T], *args: Any, synchronous: bool = Fals
     """
     if n < 1:
         raise ValueError(f"run_ranks needs at least 1 rank, not {n}")
-    world = World(n, synchronous)
+    if nodes and len(nodes) != n:
+        raise ValueError(f"run_ranks: {len(nodes)} nodes for {n} ranks; there must be one for each")
+    world = World(n, synchronous, nodes)
     results: list[Any] = [None] * n
 
     def rank_main(rank: int) -> None:

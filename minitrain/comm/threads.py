@@ -13,20 +13,27 @@ at once and without a time limit.
 from __future__ import annotations
 
 import threading
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from minitrain.array import Array, namespace
-from minitrain.comm import report
+from minitrain.comm import device, report
 from minitrain.comm.errors import DeadlockError, MismatchError, RankFailedError
-from minitrain.comm.transport import Request, Tag
+from minitrain.comm.transport import Request, Transport
 
 if TYPE_CHECKING:
-    from minitrain.comm.operation import Operation
+    from minitrain.comm.peers import Peers
 
 RUNNABLE = 64
 """More threads than this that all want to run spend their time fighting for the interpreter."""
+
+
+class Tag(NamedTuple):
+    """A route: the channel, and which call on it."""
+
+    channel: int
+    sequence: int
 
 
 class Key(NamedTuple):
@@ -54,19 +61,20 @@ class Message:
 class World:
     """What the thread ranks share; all of it is read and written under the lock."""
 
-    def __init__(self, size: int, synchronous: bool) -> None:
+    def __init__(self, size: int, synchronous: bool, nodes: Sequence[int] = ()) -> None:
         self.size = size
         self.synchronous = synchronous
         self.lock = threading.Lock()
         self.sent: dict[Key, deque[Message]] = {}
         self.posted: dict[Key, deque[Message]] = {}
-        self.calls: dict[tuple[Tag, tuple[int, ...]], report.Call] = {}
+        self.calls: dict[Tag, report.Call] = {}
         self.names: dict[int, str] = {}
         self.live = size
         self.asleep = 0
         self.failure: BaseException | None = None
         self.slots = threading.Semaphore(RUNNABLE)
-        self.ranks = [ThreadTransport(self, rank) for rank in range(size)]
+        nodes = nodes or [0] * size
+        self.ranks = [ThreadTransport(self, rank, nodes) for rank in range(size)]
 
     def fail(self, failure: BaseException) -> None:
         """The first failure ends the world: every sleeping rank wakes, and none sleeps again."""
@@ -103,24 +111,26 @@ class World:
         return report.unmatched(self) if self.sent or self.posted else None
 
 
-class ThreadTransport:
+class ThreadTransport(Transport):
     """One thread rank's end of the world."""
 
-    def __init__(self, world: World, rank: int) -> None:
+    def __init__(self, world: World, rank: int, nodes: Sequence[int]) -> None:
+        super().__init__(rank, world.size, nodes)
         self.world = world
-        self.rank = rank
-        self.size = world.size
-        self.active: list[Operation] = []
-        self.sequences: dict[int, int] = defaultdict(int)
         self.thread = 0  # the identity of the thread, by which a report finds its frames
         self.awaited: Sequence[Sequence[Message]] = ()  # not empty: this rank is asleep
         self._gate = threading.Lock()  # held while awake; a sleeper waits for its release
         self._gate.acquire()
 
-    def send(self, x: Array, dest: int, tag: Tag, *, copy: bool, header: bool) -> Message:
+    def route(self, channel: int, sequence: int) -> Tag:
+        """See `Transport.route`."""
+        return Tag(channel, sequence)
+
+    def send(self, x: Array, dest: int, route: Tag, *, copy: bool, header: bool) -> Message:
         """See `Transport.send`. A header costs nothing: the array is handed over as an object."""
         world = self.world
-        message = Message(self, Key(self.rank, dest, tag), x, None)
+        device.synchronise(x)
+        message = Message(self, Key(self.rank, dest, route), x, None)
         with world.lock:
             world.check()
             receive = _take(world.posted, message.key)
@@ -140,13 +150,13 @@ class ThreadTransport:
         return message
 
     def receive(
-        self, out: Array | None, source: int, tag: Tag, *, like: Array | None = None
+        self, out: Array | None, source: int, route: Tag, *, like: Array | None = None
     ) -> Message:
         """See `Transport.receive`."""
         world = self.world
         if like is not None:
             out = namespace(like).empty(like.shape, like.dtype)
-        receive = Message(self, Key(source, self.rank, tag), None, out)
+        receive = Message(self, Key(source, self.rank, route), None, out)
         with world.lock:
             world.check()
             message = _take(world.sent, receive.key)
@@ -170,6 +180,7 @@ class ThreadTransport:
         else:
             namespace(x).copyto(room, x)
             receive.array = room
+        device.synchronise(x)
         with self.world.lock:
             for end in (message, receive):
                 end.done = True
@@ -203,22 +214,22 @@ class ThreadTransport:
         if world.failure is not None:
             world.check()
 
-    def enter(self, tag: Tag, group: tuple[int, ...], call: tuple[object, ...]) -> None:
+    def enter(self, peers: Peers) -> None:
         """See `Transport.enter`: the first member leaves its call, the others compare.
 
         Raises:
             MismatchError: another member of the group made a different call.
         """
-        world = self.world
-        mine = report.Call(self.rank, call, report.call_site())
+        world, tag = self.world, peers.route
+        mine = report.Call(peers.rank, report.call_text(peers.call), report.call_site())
         with world.lock:
             world.check()
-            first = world.calls.setdefault((tag, group), mine)
-            if first.call != call:
-                raise MismatchError(report.mismatch(world.names[tag.channel], first, mine))
+            first = world.calls.setdefault(tag, mine)
+            if first.text != mine.text:
+                raise MismatchError(report.mismatch(str(peers.group), first, mine))
             first.entered += 1
-            if first.entered == len(group):
-                del world.calls[tag, group]
+            if first.entered == peers.size:
+                del world.calls[tag]
 
     def name(self, channel: int, text: str) -> None:
         """See `Transport.name`."""

@@ -1,46 +1,50 @@
 """What a collective stands on: sending and receiving arrays between the ranks of a world.
 
-Two engines fulfil the `Transport` protocol, ranks as threads (`threads.py`) and ranks as MPI
+Two engines are a `Transport`, ranks as threads (`threads.py`) and ranks as MPI
 processes (`mpi.py`). Everything above it, from `Group` to the last collective, is the same code.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import ml_dtypes
+import numpy as np
 
 from minitrain.array import Array, namespace
 
 if TYPE_CHECKING:
     from minitrain.comm.operation import Operation
+    from minitrain.comm.peers import Peers
 
 PURPOSES = ("gradient", "parameter", "activation", "token", "scalar", "control")
 
-DTYPES = (
-    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-    *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
+DTYPES: tuple[np.dtype[Any], ...] = (
+    *map(np.dtype, ("bool", "int8", "int16", "int32", "int64")),
+    *map(np.dtype, ("uint8", "uint16", "uint32", "uint64")),
+    *map(np.dtype, ("float16", "float32", "float64", "complex64", "complex128")),
+    np.dtype(ml_dtypes.bfloat16),
 )
-"""Names of the dtypes that can be sent, in the order in which a header numbers them."""
+"""The dtypes that can be sent, in the order in which a header numbers them."""
+
+_DTYPES = frozenset(DTYPES)
 
 
-class Tag(NamedTuple):
-    """Which stream a message belongs to; messages of one tag and sender arrive in order.
+Route: TypeAlias = Any
+"""Where the messages of one stream go, as the transport made it from a channel and a sequence.
 
-    channel: a number computed from the group's axis and ranks and from the user's tag, so that
-        every member knows it without having communicated.
-    sequence: which collective call on the channel; the calls that are in flight together (buckets
-        of gradients) must not take each other's messages. 0 for point-to-point messages.
-    """
-
-    channel: int
-    sequence: int
+Messages of one route and sender arrive in the order in which they were sent.
+"""
 
 
 class Request(Protocol):
     """A message on its way."""
 
     array: Array
-    """What a receive has received, once done; None for a send."""
+    """What a receive has received, once done; of no meaning for a send."""
 
     error: Exception | None
     """Why the message could not be taken, once done."""
@@ -50,18 +54,38 @@ class Request(Protocol):
         """Whether the message has arrived, or left; asking is what moves it along under MPI."""
 
 
-class Transport(Protocol):
+class Transport(ABC):
     """One rank's way to send and receive; ranks are numbered in the whole world."""
 
-    rank: int
-    size: int
-    active: list[Operation]
-    """This rank's operations in flight, oldest first."""
+    check_collectives = False
+    """Whether members tell each other their calls before each collective."""
 
-    sequences: dict[int, int]
-    """Channel → the number of collectives started on it so far."""
+    def __init__(self, rank: int, size: int, nodes: Sequence[int]) -> None:
+        self.rank = rank
+        self.size = size
+        self.nodes = nodes
+        """The node that each rank runs on, as numbers."""
+        self.active: list[Operation] = []
+        """This rank's operations in flight, oldest first."""
+        self.sequences: dict[int, int] = defaultdict(int)
+        """Channel → the number of collectives started on it so far."""
+        self.ledgers = 0
+        """How many ledgers are open on this rank: with none, nothing is counted."""
+        self.seconds = 0.0
+        """Time that this rank has spent in communication, copying and waiting."""
 
-    def send(self, x: Array, dest: int, tag: Tag, *, copy: bool, header: bool) -> Request:
+    @abstractmethod
+    def route(self, channel: int, sequence: int) -> Route:
+        """The route of one collective call on a channel; 0 for point-to-point messages.
+
+        channel: a number computed from a group's axis and ranks and from the user's tag, so that
+            every member knows it without having communicated.
+        sequence: which call; calls that are in flight together (buckets of gradients) must not
+            take each other's messages.
+        """
+
+    @abstractmethod
+    def send(self, x: Array, dest: int, route: Route, *, copy: bool, header: bool) -> Request:
         """Start to send the contiguous array x.
 
         copy: x may be changed as soon as this returns. Without it, x must stay as it is until the
@@ -69,8 +93,9 @@ class Transport(Protocol):
         header: tell dtype and shape too, for a receiver that does not know them.
         """
 
+    @abstractmethod
     def receive(
-        self, out: Array | None, source: int, tag: Tag, *, like: Array | None = None
+        self, out: Array | None, source: int, route: Route, *, like: Array | None = None
     ) -> Request:
         """Start to receive a message.
 
@@ -79,18 +104,19 @@ class Transport(Protocol):
         like: instead of out, what the new array must look like; with or without a header.
         """
 
+    @abstractmethod
     def wait(self, pending: Sequence[Sequence[Request]]) -> None:
         """Sleep until all requests of at least one of the lists are done."""
 
-    def enter(self, tag: Tag, group: tuple[int, ...], call: tuple[object, ...]) -> None:
-        """A collective begins: report at once if other members began a different one.
+    @abstractmethod
+    def enter(self, peers: Peers) -> None:
+        """A collective begins: if other members' calls can be seen, report a different one."""
 
-        call: its name, then whatever all members must agree on.
-        """
-
+    @abstractmethod
     def name(self, channel: int, text: str) -> None:
         """How a channel is called in messages to people."""
 
+    @abstractmethod
     def header_bytes(self, x: Array) -> int:
         """What a header adds to the message x: 0 where arrays are handed over as objects."""
 
@@ -103,13 +129,13 @@ def sendable(x: Array) -> Array:
     """
     xp = namespace(x)
     x = xp.asarray(x)
-    if x.dtype.name not in DTYPES:
-        raise ValueError(
-            f"cannot send dtype {x.dtype}: use one of {', '.join(DTYPES)} "
-            "(arrays of objects, strings or records have no fixed bytes)"
-        )
     if not x.dtype.isnative:
         x = x.astype(x.dtype.newbyteorder("="))
+    if x.dtype not in _DTYPES:
+        raise ValueError(
+            f"cannot send dtype {x.dtype}: use one of {', '.join(d.name for d in DTYPES)} "
+            "(arrays of objects, strings or records have no fixed bytes)"
+        )
     # ascontiguousarray makes a 0-d array 1-d, so it is asked for only where it is needed.
     return x if x.flags.c_contiguous else xp.ascontiguousarray(x)
 

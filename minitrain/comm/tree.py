@@ -1,26 +1,29 @@
 """Tree algorithms: the number of messages in a row grows with log n, not with n.
 
-Binomial tree from the root 0 (relative to the root, so any rank can be one):
+Binomial tree from the root 0 (ranks are counted from the root, so any rank can be one):
 
-    step 1   0 -------------> 4             Half of the ranks are a subtree away: the first
-    step 2   0 -----> 2       4 -----> 6    message goes there, then each half does the same.
+    step 1   0 -------------> 4             Half of the ranks are one message away: the first
+    step 2   0 -----> 2       4 -----> 6    goes there, then each half does the same.
     step 3   0 -> 1   2 -> 3  4 -> 5   6 -> 7
 
 Costs: α a message, β a byte, γ a byte reduced; V bytes. The root sends up to ⌈log₂n⌉·V.
 Source: Thakur, Rabenseifner and Gropp 2005, "Optimization of collective communication operations
-in MPICH", section 3.
+in MPICH", sections 4.2 and 4.4; the barrier is Hensgen, Finkel and Manber 1988.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from minitrain.array import Array
+from minitrain.array import Array, namespace
+from minitrain.comm import ring
 from minitrain.comm.operation import Steps
 from minitrain.comm.peers import Peers
+from minitrain.comm.pieces import Pieces, even
+from minitrain.comm.reduction import Reduction
 
 
-def broadcast(peers: Peers, x: Array | None, root: int, *, header: bool) -> Steps:
+def broadcast(peers: Peers, x: Array | None, root: int, *, header: bool = False) -> Steps:
     """Every rank returns the root's x.
 
     Cost: ⌈log₂n⌉·(α + V·β).
@@ -28,20 +31,79 @@ def broadcast(peers: Peers, x: Array | None, root: int, *, header: bool) -> Step
     x: the root's array; on the others the room for it, or None if a header tells its shape.
     """
     n = peers.size
-    here = (peers.rank - root) % n  # the rank as the tree counts it
-    parent_bit = here & -here if here else 1 << (n - 1).bit_length()  # the lowest bit set
+    here = (peers.rank - root) % n
+    parent_bit = here & -here if here else 1 << (n - 1).bit_length()  # the lowest bit that is set
     if here:
         arrival = peers.receive(x, (here - parent_bit + root) % n)
         yield (arrival,)
         x = arrival.array
-    bit = parent_bit >> 1
     sends = []
+    bit = parent_bit >> 1
     while bit:
         if here + bit < n:
             sends.append(peers.send(x, (here + bit + root) % n, header=header))
         bit >>= 1
     yield sends
     return x
+
+
+def reduce(peers: Peers, x: Array, out: Array, root: int, op: Reduction) -> Steps:
+    """On the root, out = the reduction over all ranks of x; elsewhere out is scratch.
+
+    Cost: ⌈log₂n⌉·(α + V(β + γ)). The tree of a broadcast, from the leaves to the root.
+    """
+    n = peers.size
+    here = (peers.rank - root) % n
+    scratch = namespace(x).empty_like(out)
+    op.copy(x, out)
+    bit = 1
+    while bit < n and not here & bit:
+        if here + bit < n:
+            yield (peers.receive(scratch, (here + bit + root) % n),)
+            op(out, scratch, out)
+        bit <<= 1
+    if here:
+        yield (peers.send(out, (here - bit + root) % n),)
+
+
+def all_reduce(peers: Peers, x: Array, out: Array, op: Reduction) -> Steps:
+    """out = the reduction over all ranks of x: reduced to rank 0, which tells everybody.
+
+    Cost: ⌈log₂n⌉·(2α + V(2β + γ)).
+    """
+    yield from reduce(peers, x, out, 0, op)
+    yield from broadcast(peers, out, 0)
+
+
+def broadcast_scatter(peers: Peers, x: Array, root: int) -> Steps:
+    """Every rank returns the root's x: the root hands out pieces, a ring passes them on.
+
+    Cost: 2(n-1)α + 2(n-1)/n·V·β, for large V half of what a tree's root sends at n = 16.
+    Source: van de Geijn 1994, in Thakur et al., section 4.2.
+    """
+    pieces = Pieces(x.reshape(-1), even(x.size, peers.size))
+    others = [rank for rank in range(peers.size) if rank != root]
+    if peers.rank == root:
+        yield [peers.send(pieces[rank], rank) for rank in others]
+    else:
+        yield (peers.receive(pieces[peers.rank], root),)
+    yield from ring.all_gather(peers, pieces)
+    return x
+
+
+def reduce_scatter_gather(peers: Peers, x: Array, out: Array, root: int, op: Reduction) -> Steps:
+    """On the root, out = the reduction of x: each rank completes a piece, the root collects them.
+
+    Cost: 2(n-1)α + 2(n-1)/n·V·β + (n-1)/n·V·γ. Source: Rabenseifner, in Thakur et al., section 4.4.
+    """
+    sizes = even(x.size, peers.size)
+    pieces = Pieces(out, sizes)
+    yield from ring.reduce_scatter(peers, Pieces(x, sizes), pieces, op)
+    others = [rank for rank in range(peers.size) if rank != root]
+    if peers.rank == root:
+        yield [peers.receive(pieces[rank], rank) for rank in others]
+    else:
+        yield (peers.send(pieces[peers.rank], root),)
 
 
 def barrier(peers: Peers) -> Steps:
@@ -53,6 +115,5 @@ def barrier(peers: Peers) -> Steps:
     nothing = np.empty(0, np.uint8)
     distance = 1
     while distance < n:
-        source, dest = (rank - distance) % n, (rank + distance) % n
-        yield peers.receive(nothing, source), peers.send(nothing, dest)
+        yield peers.exchange(nothing, (rank + distance) % n, nothing, (rank - distance) % n)
         distance *= 2

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
 from functools import cache
 
+from minitrain.comm.abort import install_abort_hook
 from minitrain.comm.errors import LauncherError
 from minitrain.comm.group import Group
 from minitrain.comm.launch import Launch, launched
+from minitrain.comm.options import Options
 from minitrain.comm.run import cores, set_blas_threads
 from minitrain.comm.threads import World
 from minitrain.comm.transport import Transport
 
 
-def world() -> Group:
+def world(options: Options = Options()) -> Group:  # noqa: B008 - it is frozen
     """All ranks of the MPI job under mpiexec or srun, else a group of this process alone.
 
     Under MPI this gives BLAS the node's cores divided by its ranks (unless OMP_NUM_THREADS is
@@ -22,20 +25,20 @@ def world() -> Group:
     Raises:
         LauncherError: the launcher started several processes and the MPI library sees one.
     """
-    transport = _transport()
+    transport = _transport(options)
     return Group(transport, tuple(range(transport.size)))
 
 
 @cache
-def _transport() -> Transport:
-    """Made once: a channel's calls are counted in it."""
+def _transport(options: Options) -> Transport:
+    """Made once, since the calls on a channel are counted in it."""
     launch = launched()
     if launch is None or launch.size == 1:
         return World(1, synchronous=False).ranks[0]
-    return _mpi(launch)
+    return _mpi(launch, options)
 
 
-def _mpi(launch: Launch) -> Transport:
+def _mpi(launch: Launch, options: Options) -> Transport:
     try:
         from mpi4py import MPI
     except ImportError as error:
@@ -43,19 +46,18 @@ def _mpi(launch: Launch) -> Transport:
             f"{launch.variable} says that {launch.size} processes were started, which needs "
             "mpi4py: pip install 'minitrain[mpi]'"
         ) from error
-    from minitrain.comm.abort import install_abort_hook
-    from minitrain.comm.mpi import MPITransport
+    from minitrain.comm.mpi import MPITransport, node_numbers
 
-    size = MPI.COMM_WORLD.Get_size()
-    if size == 1:
+    if MPI.COMM_WORLD.Get_size() == 1:
+        library = MPI.Get_library_version().splitlines()[0].strip()
         raise LauncherError(
-            f"{launch.variable} says that {launch.size} processes were started, but for this "
-            f"process's MPI library ({MPI.Get_library_version().split(chr(10))[0].strip()}) the "
-            "world has 1: the launcher belongs to another MPI. Start with the mpiexec of that "
-            f"library, or, if one process is meant, unset {launch.variable}"
+            f"{launch.variable} says that {launch.size} processes were started, but this process's "
+            f"MPI library ({library}) sees 1: the launcher belongs to another MPI. Start with that "
+            f"library's mpiexec, or, if one process is meant, unset {launch.variable}"
         )
     install_abort_hook()
-    node = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
-    set_blas_threads(cores() // node.Get_size())
-    node.Free()
-    return MPITransport(MPI.COMM_WORLD)
+    nodes = node_numbers(MPI.COMM_WORLD)
+    set_blas_threads(cores() // nodes.count(nodes[MPI.COMM_WORLD.Get_rank()]))
+    transport = MPITransport(MPI.COMM_WORLD, nodes, options)
+    atexit.register(transport.finish)
+    return transport

@@ -95,6 +95,6 @@ def test_ranks_that_call_different_collectives_are_told_where() -> None:
     with pytest.raises(MismatchError) as caught:
         run_ranks(3, program)
     text = str(caught.value)
-    assert "all_reduce(sum, float64, (3,)) at " in text
-    assert "rank 1: barrier() at " in text
+    assert "all_reduce(doubling, sum, float64, (3,)) at " in text
+    assert "rank 1: barrier(dissemination) at " in text
     assert text.count("test_ranks.py:") == 2

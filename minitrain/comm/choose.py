@@ -1,0 +1,68 @@
+"""Which algorithm a collective uses: one table, measured by benchmarks/collectives.py --tune.
+
+Small messages want few steps; large ones want few bytes. Every all-reduce above SMALL sends the
+fewest bytes that are possible, 2(n-1)/n of its size, so that traffic formulas need no thresholds.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from minitrain.comm.group import Group
+
+SMALL = 1024
+"""Bytes up to which only the number of steps counts: scalars, norms, verdicts."""
+
+_NEVER = 1 << 62
+
+TABLE: dict[str, tuple[tuple[int, str], ...]] = {
+    "all_reduce": ((SMALL, "doubling"), (1 << 18, "halving"), (_NEVER, "ring")),
+    "reduce_scatter": ((_NEVER, "ring"),),
+    "all_gather": ((SMALL, "bruck"), (_NEVER, "ring")),
+    "broadcast": ((_NEVER, "tree"),),
+    "reduce": ((_NEVER, "tree"),),
+    "all_to_all": ((SMALL, "bruck"), (_NEVER, "pairwise")),
+}
+"""Operation → (up to so many bytes, algorithm), from small to large. Bytes are those of the whole
+array: what is reduced, what everybody has in the end, what a rank sends to all."""
+
+ALGORITHMS = {
+    "all_reduce": ("doubling", "halving", "ring", "tree", "pairwise", "hierarchical"),
+    "reduce_scatter": ("ring", "halving", "pairwise"),
+    "all_gather": ("ring", "doubling", "bruck"),
+    "broadcast": ("tree", "scatter"),
+    "reduce": ("tree", "scatter"),
+    "all_to_all": ("pairwise", "bruck"),
+}
+"""Operation → the algorithms that it can be asked for by name."""
+
+
+def choose(
+    operation: str, named: str | None, nbytes: int, group: Group, kept_wider: bool = False
+) -> str:
+    """The algorithm for nbytes on a group: the named one, or one that every rank will choose.
+
+    kept_wider: partial results are wider than what is reduced (fp16 and bf16), so passing them
+        around would cost twice the bytes.
+
+    Raises:
+        ValueError: the operation has no algorithm of that name.
+    """
+    if named is not None:
+        if named not in ALGORITHMS[operation]:
+            raise ValueError(
+                f"{operation} has no algorithm {named!r}: "
+                f"use one of {', '.join(ALGORITHMS[operation])}"
+            )
+        return named
+    if kept_wider:
+        return "pairwise"
+    size = group.size
+    if operation == "all_reduce" and nbytes > SMALL and group.spans_nodes:
+        return "hierarchical"
+    for limit, name in TABLE[operation]:
+        if nbytes <= limit:
+            # Halving sends more than the fewest bytes if the size is no power of two.
+            return "ring" if name == "halving" and size & (size - 1) else name
+    raise AssertionError("the table's last row has no limit")

@@ -1,0 +1,107 @@
+"""Everyone to everyone: directly, or by Bruck's detours with log n messages.
+
+Bruck, 5 ranks: in step k a rank passes on, over the distance 2^k, all blocks that still have to
+travel it. A block for the rank 3 places on goes 1 place, then 2.
+
+Costs: α a message, β a byte sent, γ a byte reduced; V bytes in a rank's whole buffer.
+Source: Bruck et al. 1997, "Efficient algorithms for all-to-all communications in multiport
+message-passing systems"; Thakur, Rabenseifner and Gropp 2005, sections 4.1, 4.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from minitrain.array import Array, namespace
+from minitrain.comm import ring
+from minitrain.comm.operation import Steps
+from minitrain.comm.peers import Peers
+from minitrain.comm.pieces import Pieces, even
+from minitrain.comm.reduction import Reduction
+
+
+def all_to_all_pairwise(
+    peers: Peers, x: Sequence[Array], out: list[Array], *, header: bool
+) -> Steps:
+    """out[r] = what rank r has in its x[here], for all r but this one, by direct exchange.
+
+    Cost: (n-1)(α + V/n·β), all in flight at once.
+
+    out: room for what comes; entries may be None if headers tell.
+    """
+    others = [(peers.rank + shift) % peers.size for shift in range(1, peers.size)]
+    arrivals = [(rank, peers.receive(out[rank], rank)) for rank in others]
+    sends = [peers.send(x[rank], rank, header=header) for rank in others]
+    yield [*(arrival for _, arrival in arrivals), *sends]
+    for rank, arrival in arrivals:
+        out[rank] = arrival.array
+
+
+def all_to_all_bruck(peers: Peers, x: Array) -> Steps:
+    """The same for equal blocks, x (n, block) -> (n, block), in fewer and larger messages.
+
+    Cost: ⌈log₂n⌉·(α + V/2·β), and three passes over memory.
+    """
+    n, rank, xp = peers.size, peers.rank, namespace(x)
+    shifts = xp.arange(n)
+    blocks = x[(rank + shifts) % n]  # block i has i places to go
+    bit = 1
+    while bit < n:
+        travelling = shifts[(shifts & bit) != 0]
+        leaving = blocks[travelling]
+        coming = xp.empty_like(leaving)
+        yield peers.exchange(leaving, (rank + bit) % n, coming, (rank - bit) % n)
+        blocks[travelling] = coming
+        bit <<= 1
+    return blocks[(rank - shifts) % n]  # block i came from i places back
+
+
+def all_gather_bruck(peers: Peers, out: Pieces, sizes: Sequence[int]) -> Steps:
+    """Every rank brings out[rank], and ends with all of out.
+
+    Cost: ⌈log₂n⌉·α + (n-1)/n·V·β. Pieces are kept in the order rank, rank + 1, ... until the end,
+    so that what is sent is always in one stretch.
+    """
+    n, rank = peers.size, peers.rank
+    rotated = Pieces(namespace(out.flat).empty_like(out.flat), [*sizes[rank:], *sizes[:rank]])
+    rotated[0][...] = out[rank]
+    have = 1
+    while have < n:
+        more = min(have, n - have)
+        leaving, coming = rotated.span(0, more), rotated.span(have, have + more)
+        yield peers.exchange(leaving, (rank - have) % n, coming, (rank + have) % n)
+        have += more
+    out.span(rank, n)[...] = rotated.span(0, n - rank)
+    out.span(0, rank)[...] = rotated.span(n - rank, n)
+
+
+def reduce_scatter_pairwise(peers: Peers, x: Pieces, out: Pieces, op: Reduction) -> Steps:
+    """out[rank] = the reduction of every rank's x[rank], rounded to the dtype of x.
+
+    Cost: (n-1)(α + V/n·(β + γ)), all in flight at once.
+
+    What travels is what the ranks brought, so fp16 and bf16 travel in 16 bits, are summed in
+    float32 in the order of the ranks, and are rounded once.
+    """
+    n, rank, xp = peers.size, peers.rank, namespace(x.flat)
+    mine = x[rank]
+    shares = [mine if r == rank else xp.empty_like(mine) for r in range(n)]
+    others = [(rank + shift) % n for shift in range(1, n)]
+    arrivals = [peers.receive(shares[r], r) for r in others]
+    yield [*arrivals, *(peers.send(x[r], r) for r in others)]
+    total = shares[0].astype(op.dtype)
+    for share in shares[1:]:
+        op(total, share.astype(op.dtype, copy=False), total)
+    op.round(total, out[rank])
+
+
+def all_reduce_pairwise(peers: Peers, x: Array, out: Array, op: Reduction) -> Steps:
+    """out = the reduction over all ranks of x: a pairwise reduce-scatter, then a ring all-gather.
+
+    Cost: 2(n-1)α + 2(n-1)/n·V·β + (n-1)/n·V·γ, with V in the dtype of x even where sums are kept
+    in another.
+    """
+    sizes = even(x.size, peers.size)
+    pieces = Pieces(out, sizes)
+    yield from reduce_scatter_pairwise(peers, Pieces(x, sizes), pieces, op)
+    yield from ring.all_gather(peers, pieces)

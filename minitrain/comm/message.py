@@ -1,0 +1,191 @@
+"""MPI messages: an array's bytes in one or more parts, with or without a header at the end.
+
+A part of the full length is followed by another, maybe an empty one; a shorter part is the last.
+So a receiver that does not know the size finds the end, whether or not a header follows the array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from minitrain.array import Array, from_host, namespace
+from minitrain.comm import device, report
+from minitrain.comm.transport import DTYPES
+
+_MAGIC = 0x6D696E69_74720000
+
+
+class Address(NamedTuple):
+    """A route under MPI: the communicator and the tag of one call on a channel."""
+
+    comm: MPI.Comm
+    tag: int
+    channel: int
+
+
+class Sending:
+    """A message that MPI is sending; the memory stays as it is, and alive, until it is done."""
+
+    array: Array = None
+    error: Exception | None = None
+    verb = "send to"
+
+    def __init__(
+        self, data: Any, dest: int, address: Address, limit: int, start: Callable[..., MPI.Request]
+    ) -> None:
+        self.peer = dest
+        self.address = address
+        self._data = data
+        self._requests = [start(part, dest, address.tag) for part in _parts(data, limit)]
+
+    @property
+    def done(self) -> bool:
+        """Whether all parts have left."""
+        while self._requests and self._requests[-1].Test():
+            self._requests.pop()
+        return not self._requests
+
+
+class Sent:
+    """A message that is on its way in memory of its own: done, as far as its sender sees."""
+
+    array: Array = None
+    error: Exception | None = None
+    done = True
+
+
+class Receiving:
+    """A message of known size, received into the caller's memory."""
+
+    verb = "receive from"
+
+    def __init__(
+        self, out: Array, source: int, address: Address, limit: int, cuda_aware: bool
+    ) -> None:
+        self.array = out
+        self.error: Exception | None = None
+        self.peer = source
+        self.address = address
+        self._room = device.room_for(out, cuda_aware)
+        data = as_bytes(self._room)
+        self._left = data.size
+        self._requests = [
+            address.comm.Irecv(part, source, address.tag) for part in _parts(data, limit)
+        ]
+
+    @property
+    def done(self) -> bool:
+        """Whether all parts are here; a message that was too short is an error."""
+        if not self._requests:
+            return True
+        while self._requests and self._requests[0].Test(_STATUS):
+            self._requests.pop(0)
+            self._left -= _STATUS.Get_count(MPI.BYTE)
+        if self._requests:
+            return False
+        device.settle(self._room, self.array)
+        if self._left:
+            self.error = ValueError(
+                f"expected {report.array(self.array)} from rank {self.peer}, "
+                f"which sent {self._left} bytes less"
+            )
+        return True
+
+
+class Probing:
+    """A message of unknown size: asked for until it is there, then received."""
+
+    verb = "receive from"
+
+    def __init__(self, source: int, address: Address, limit: int, like: Array | None) -> None:
+        self.array: Array = None
+        self.error: Exception | None = None
+        self.peer = source
+        self.address = address
+        self.before: Probing | None = None
+        """An earlier one on the same route, which takes the earlier message."""
+        self._like = like
+        self._limit = limit
+        self._parts: list[Any] = []
+        self._request: MPI.Request | None = None
+        self._complete = False
+
+    @property
+    def done(self) -> bool:
+        """Whether the message is here."""
+        if self.before is not None and not self.before.done:
+            return False
+        self.before = None
+        while not self._complete and self._part_is_here():
+            self._complete = self._parts[-1].size < self._limit
+            if self._complete:
+                self._decode()
+        return self._complete
+
+    def _part_is_here(self) -> bool:
+        if self._request is None:
+            message = self.address.comm.Improbe(self.peer, self.address.tag, _STATUS)
+            if message is None:
+                return False
+            self._parts.append(np.empty(_STATUS.Get_count(MPI.BYTE), np.uint8))
+            self._request = message.Irecv(self._parts[-1])
+        if not self._request.Test():
+            return False
+        self._request = None
+        return True
+
+    def _decode(self) -> None:
+        data = self._parts[0] if len(self._parts) == 1 else np.concatenate(self._parts)
+        self._parts = self._parts[-1:]
+        try:
+            self.array = decoded(data, self._like, self.peer)
+        except ValueError as error:
+            self.error = error
+
+
+_STATUS = MPI.Status()  # written and read between two calls; MPI ranks have one thread
+
+
+def as_bytes(x: Array) -> Any:
+    """The memory of a contiguous array, as a view."""
+    return x.reshape(-1).view(np.uint8)
+
+
+def _parts(data: Any, limit: int) -> list[Any]:
+    if data.size < limit:
+        return [data]
+    return [data[start : start + limit] for start in range(0, data.size + 1, limit)]
+
+
+def header_of(x: Array) -> Any:
+    """What tells a receiver the shape and dtype of x, as bytes."""
+    mark = _MAGIC | DTYPES.index(x.dtype) << 8 | x.ndim
+    return np.array([*x.shape, mark], np.int64).view(np.uint8)
+
+
+def decoded(data: Any, like: Array | None, source: int) -> Array:
+    """The array that a message's bytes hold, which must look like `like` if that is given.
+
+    Raises:
+        ValueError: it does not, or neither a header nor `like` tells its shape.
+    """
+    if like is not None and data.size == like.nbytes:
+        return from_host(data.view(like.dtype).reshape(like.shape), namespace(like))
+    mark = int.from_bytes(data[-8:].tobytes(), "little")
+    if data.size < 8 or mark & ~0xFFFF != _MAGIC:
+        expected = "`like` is missing" if like is None else f"{report.array(like)} was expected"
+        raise ValueError(f"rank {source} sent {data.size} bytes without a header, and {expected}")
+    end = data.size - 8 * (1 + (mark & 0xFF))
+    shape = tuple(int(n) for n in data[end:-8].copy().view(np.int64))
+    x = data[:end].view(DTYPES[mark >> 8 & 0xFF]).reshape(shape)
+    if like is None:
+        return x
+    if x.shape != like.shape or x.dtype != like.dtype:
+        raise ValueError(
+            f"expected {report.array(like)} from rank {source}, which sent {report.array(x)}"
+        )
+    return from_host(x, namespace(like))

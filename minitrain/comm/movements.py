@@ -1,0 +1,228 @@
+"""The collectives that move: broadcast, all_gather, gather, scatter, all_to_all, barrier."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+from minitrain.array import Array, from_host, namespace
+from minitrain.comm import exchange, recursive, ring, tree
+from minitrain.comm.calls import Caller, check_sizes, normal_axis
+from minitrain.comm.choose import choose
+from minitrain.comm.operation import Steps
+from minitrain.comm.peers import Peers
+from minitrain.comm.pieces import Pieces
+from minitrain.comm.transport import sendable
+
+
+class Movements(Caller):
+    """Arrays arrive bitwise as they were.
+
+    Receivers that know the shape of what comes say so with `like` (an array, or
+    np.broadcast_to(x, shape)); on all ranks, since then the senders send no header.
+    """
+
+    def broadcast(
+        self,
+        x: Array | None,
+        root: int = 0,
+        algorithm: str | None = None,
+        *,
+        like: Array | None = None,
+        purpose: str = "parameter",
+    ) -> Any:
+        """The root's x, on every rank; what the others bring as x is not looked at."""
+        self._group.check_rank(root, "root")
+        name = choose("broadcast", algorithm, 0 if like is None else like.nbytes, self._group)
+        if like is None and name != "tree":
+            raise ValueError(f"broadcast by {name} needs like: every rank must know the shape")
+        known = "a header" if like is None else (like.dtype, like.shape)
+        if self._group.rank == root:
+            x = _root_array("broadcast", x, root, like)
+        else:
+            x = None if like is None else namespace(like).empty(like.shape, like.dtype)
+        peers = self._open("broadcast", name, purpose, f"root {root}", known)
+        return self._run(peers, _broadcast(peers, x, root, like is None))
+
+    def all_gather(
+        self,
+        x: Array,
+        axis: int = 0,
+        sizes: Sequence[int] | None = None,
+        algorithm: str | None = None,
+        *,
+        purpose: str = "parameter",
+    ) -> Any:
+        """The ranks' arrays, concatenated along an axis in the order of the ranks.
+
+        sizes: each rank's size along the axis, where all ranks know them; else headers tell.
+        """
+        x = sendable(x)
+        axis = normal_axis("all_gather", x, axis)
+        rest = (*x.shape[:axis], *x.shape[axis + 1 :])
+        name = "ring"
+        if sizes is not None:
+            sizes = check_sizes("all_gather", sizes, self._group.size)
+            if sizes[self._group.rank] != x.shape[axis]:
+                raise ValueError(
+                    f"all_gather: sizes has {sizes[self._group.rank]} for rank "
+                    f"{self._group.rank}, whose array has {x.shape[axis]} along axis {axis}"
+                )
+            total = sum(sizes) * prod(rest) * x.dtype.itemsize
+            name = choose("all_gather", algorithm, total, self._group)
+        elif algorithm not in (None, "ring"):
+            raise ValueError(f"all_gather by {algorithm} needs sizes: every rank must know them")
+        peers = self._open("all_gather", name, purpose, x.dtype, rest, f"axis {axis}", sizes)
+        return self._run(peers, _all_gather(peers, x, axis, sizes))
+
+    def gather(self, x: Array, root: int = 0, *, purpose: str = "scalar") -> Any:
+        """At the root the list of every rank's x, which may differ in shape; None elsewhere.
+
+        Cost at the root: (n-1)(α + Vβ).
+        """
+        x = sendable(x)
+        self._group.check_rank(root, "root")
+        peers = self._open("gather", "direct", purpose, f"root {root}")
+        return self._run(peers, _gather(peers, x, root))
+
+    def scatter(
+        self,
+        xs: Sequence[Array] | None,
+        root: int = 0,
+        *,
+        like: Array | None = None,
+        purpose: str = "parameter",
+    ) -> Any:
+        """Rank r gets the root's xs[r]; what the others bring as xs is not looked at.
+
+        like: what this rank's own must look like; given by all ranks or by none. Cost at the root:
+        (n-1)(α + V/n·β).
+        """
+        self._group.check_rank(root, "root")
+        if self._group.rank == root:
+            if xs is None or len(xs) != self._group.size:
+                raise ValueError(
+                    f"scatter: the root, rank {root}, must bring {self._group.size} arrays, one "
+                    f"for each rank, not {'none' if xs is None else len(xs)}"
+                )
+            xs = [sendable(x) for x in xs]
+        known = "headers" if like is None else "like"
+        peers = self._open("scatter", "direct", purpose, f"root {root}", known)
+        return self._run(peers, _scatter(peers, xs, root, like))
+
+    def all_to_all(
+        self,
+        xs: Sequence[Array] | Array,
+        algorithm: str | None = None,
+        *,
+        like: Sequence[Array] | None = None,
+        purpose: str = "token",
+    ) -> Any:
+        """Rank r gets this rank's xs[r], and this rank gets the list of what is for it.
+
+        xs: a list of arrays, which may differ in shape; or one array of shape (size, ...), for
+            equal blocks: then all ranks must bring that shape, and an array of it is returned.
+        like: what the arrays that come must look like, one for each rank.
+        """
+        size = self._group.size
+        if len(xs) != size:
+            raise ValueError(f"all_to_all: {len(xs)} arrays for a group of {size} ranks")
+        if isinstance(xs, Sequence):
+            if algorithm not in (None, "pairwise"):
+                raise ValueError(f"all_to_all by {algorithm} needs one array of equal blocks")
+            blocks = [sendable(x) for x in xs]
+            peers = self._open("all_to_all", "pairwise", purpose, "a list", like is not None)
+            return self._run(peers, _all_to_all(peers, blocks, like))
+        x = sendable(xs)
+        name = choose("all_to_all", algorithm, x.nbytes, self._group)
+        peers = self._open("all_to_all", name, purpose, x.dtype, x.shape)
+        return self._run(peers, _all_to_all_equal(peers, x))
+
+    def barrier(self) -> Any:
+        """Return once every rank of the group has come here."""
+        peers = self._open("barrier", "dissemination", "control")
+        return self._run(peers, tree.barrier(peers))
+
+
+def _root_array(op: str, x: Array | None, root: int, like: Array | None) -> Array:
+    if x is None:
+        raise ValueError(f"{op}: the root, rank {root}, brings no array")
+    x = sendable(x)
+    if like is not None and (x.dtype != like.dtype or x.shape != like.shape):
+        raise ValueError(
+            f"{op}: the root, rank {root}, brings {x.dtype} {x.shape}, but like is "
+            f"{like.dtype} {like.shape}"
+        )
+    return x
+
+
+def _broadcast(peers: Peers, x: Array | None, root: int, header: bool) -> Steps:
+    if peers.algorithm == "tree":
+        result = yield from tree.broadcast(peers, x, root, header=header)
+    else:
+        result = yield from tree.broadcast_scatter(peers, x, root)
+    # The root's own array stays the caller's: a result never shares memory with an input.
+    return result.copy() if peers.rank == root else result
+
+
+def _all_gather(peers: Peers, x: Array, axis: int, sizes: Sequence[int] | None) -> Steps:
+    """Along axis 0 with known sizes the pieces arrive where they belong; else they are joined."""
+    xp = namespace(x)
+    if sizes is None:
+        arrays = yield from ring.all_gather_unknown(peers, x)
+        return xp.concatenate([from_host(array, xp) for array in arrays], axis=axis)
+    shapes = [(*x.shape[:axis], size, *x.shape[axis + 1 :]) for size in sizes]
+    counts = [prod(shape) for shape in shapes]
+    out = Pieces(xp.empty(sum(counts), x.dtype), counts)
+    out[peers.rank][...] = x.reshape(-1)
+    if peers.algorithm == "ring":
+        yield from ring.all_gather(peers, out)
+    elif peers.algorithm == "doubling":
+        yield from recursive.all_gather_doubling(peers, out)
+    else:
+        yield from exchange.all_gather_bruck(peers, out, counts)
+    if axis == 0:
+        return out.flat.reshape(sum(sizes), *x.shape[1:])
+    return xp.concatenate([out[r].reshape(shape) for r, shape in enumerate(shapes)], axis=axis)
+
+
+def _gather(peers: Peers, x: Array, root: int) -> Steps:
+    if peers.rank != root:
+        yield (peers.send(x, root, header=True),)
+        return None
+    arrivals = {r: peers.receive(None, r) for r in range(peers.size) if r != root}
+    yield list(arrivals.values())
+    xp = namespace(x)
+    others = {r: from_host(arrival.array, xp) for r, arrival in arrivals.items()}
+    return [x.copy() if r == root else others[r] for r in range(peers.size)]
+
+
+def _scatter(peers: Peers, xs: Sequence[Array] | None, root: int, like: Array | None) -> Steps:
+    if xs is not None and peers.rank == root:
+        others = [r for r in range(peers.size) if r != root]
+        yield [peers.send(xs[r], r, header=like is None) for r in others]
+        return xs[root].copy()
+    arrival = peers.receive(None, root, like=like)
+    yield (arrival,)
+    return arrival.array
+
+
+def _all_to_all(peers: Peers, xs: Sequence[Array], like: Sequence[Array] | None) -> Steps:
+    out: list[Array] = [None] * peers.size
+    if like is not None:
+        out = [namespace(x).empty(x.shape, x.dtype) for x in like]
+    yield from exchange.all_to_all_pairwise(peers, xs, out, header=like is None)
+    out[peers.rank] = xs[peers.rank].copy()
+    xp = namespace(xs[peers.rank])
+    return [from_host(x, xp) for x in out]
+
+
+def _all_to_all_equal(peers: Peers, x: Array) -> Steps:
+    blocks = x.reshape(peers.size, x.size // peers.size)
+    if peers.algorithm == "bruck":
+        return (yield from exchange.all_to_all_bruck(peers, blocks)).reshape(x.shape)
+    out = namespace(x).empty_like(blocks)
+    yield from exchange.all_to_all_pairwise(peers, blocks, list(out), header=False)
+    out[peers.rank] = blocks[peers.rank]
+    return out.reshape(x.shape)

@@ -1,0 +1,179 @@
+"""Recursive doubling and halving: partners at distance 1, 2, 4, ..., so ⌈log₂n⌉ steps.
+
+    distance 1   0 <-> 1   2 <-> 3   4 <-> 5   6 <-> 7
+    distance 2   0 <-----> 2, 1 <-> 3, ...
+    distance 4   0 <---------------> 4, 1 <-> 5, 2 <-> 6, 3 <-> 7
+
+Partners at a distance need a power of two, p. Where n is none, the first 2(n - p) ranks pair up:
+the odd one of a pair hands its data to the even one, sits out, and is told the result. The p ranks
+that remain are the core, numbered in order; core rank c stands for the pieces of the one or two
+ranks from `_first(c)` on.
+
+Costs: α a message, β a byte sent, γ a byte reduced; V bytes in all.
+Source: Thakur, Rabenseifner and Gropp 2005, "Optimization of collective communication operations
+in MPICH", sections 4.1 to 4.5; the scan is Hillis and Steele 1986, "Data parallel algorithms".
+"""
+
+from __future__ import annotations
+
+from minitrain.array import Array, namespace
+from minitrain.comm.operation import Steps
+from minitrain.comm.peers import Peers
+from minitrain.comm.pieces import Pieces, even
+from minitrain.comm.reduction import Reduction
+
+
+class _Core:
+    """This rank's place in the power of two: sits_out, or core rank `number` of `size`."""
+
+    def __init__(self, peers: Peers) -> None:
+        self.size = 1 << peers.size.bit_length() - 1
+        self._pairs = peers.size - self.size
+        paired = peers.rank < 2 * self._pairs
+        self.sits_out = paired and peers.rank % 2 == 1
+        self.stands_in = paired and peers.rank % 2 == 0
+        self.number = peers.rank // 2 if paired else peers.rank - self._pairs
+
+    def first(self, number: int) -> int:
+        """The rank that is this number in the core, and the first piece that it stands for."""
+        return number + min(number, self._pairs)
+
+
+def all_reduce_doubling(peers: Peers, x: Array, out: Array, op: Reduction) -> Steps:
+    """out = the reduction over all ranks of x: partners swap all that they have.
+
+    Cost: log₂n·(α + V(β + γ)); with n no power of two one more message of V each way for a pair.
+
+    Both partners compute lower op higher, so that they go on with the same bits.
+    """
+    core, rank = _Core(peers), peers.rank
+    op.copy(x, out)
+    if core.sits_out:
+        yield (peers.send(out, rank - 1),)
+        yield (peers.receive(out, rank - 1),)
+        return
+    scratch = namespace(x).empty_like(out)
+    if core.stands_in:
+        yield (peers.receive(scratch, rank + 1),)
+        op(out, scratch, out)
+    distance = 1
+    while distance < core.size:
+        partner = core.first(core.number ^ distance)
+        yield peers.exchange(out, partner, scratch, partner)
+        op(scratch, out, out) if partner < rank else op(out, scratch, out)
+        distance *= 2
+    if core.stands_in:
+        yield (peers.send(out, rank + 1),)
+
+
+def reduce_scatter_halving(peers: Peers, x: Pieces, out: Pieces, op: Reduction) -> Steps:
+    """out[rank] = the reduction of every rank's x[rank]; the rest of out is scratch.
+
+    Cost: log₂n·α + (n-1)/n·V(β + γ); with n no power of two also V and a piece for a pair.
+    """
+    core, rank = _Core(peers), peers.rank
+    yield from _halve(peers, core, x, out, op)
+    if core.stands_in:
+        yield (peers.send(out[rank + 1], rank + 1),)
+    if core.sits_out:
+        yield (peers.receive(out[rank], rank - 1),)
+
+
+def all_gather_doubling(peers: Peers, out: Pieces) -> Steps:
+    """Every rank brings out[rank], and ends with all of out.
+
+    Cost: log₂n·α + (n-1)/n·V·β; with n no power of two also a piece and V for a pair.
+    """
+    core, rank = _Core(peers), peers.rank
+    if core.sits_out:
+        yield (peers.send(out[rank], rank - 1),)
+    if core.stands_in:
+        yield (peers.receive(out[rank + 1], rank + 1),)
+    yield from _double(peers, core, out)
+
+
+def all_reduce_halving(peers: Peers, x: Array, out: Array, op: Reduction) -> Steps:
+    """out = the reduction over all ranks of x: halve until every piece is complete, then double.
+
+    Cost: 2log₂n·α + 2(n-1)/n·V·β + (n-1)/n·V·γ; with n no power of two also V each way for a pair.
+    """
+    sizes = even(x.size, peers.size)
+    pieces, core = Pieces(out, sizes), _Core(peers)
+    yield from _halve(peers, core, Pieces(x, sizes), pieces, op)
+    yield from _double(peers, core, pieces)
+
+
+def _halve(peers: Peers, core: _Core, x: Pieces, out: Pieces, op: Reduction) -> Steps:
+    """Core rank c ends with the complete pieces that it stands for.
+
+    In each step a rank gives half of the pieces that it is still in charge of to its partner, for
+    the partner's share of the other half.
+    """
+    have = x  # where this rank's partial results are: its input, until the first reduction
+    if core.sits_out:
+        yield (peers.send(x.flat, peers.rank - 1),)
+        return
+    if core.stands_in:
+        yield (peers.receive(out.flat, peers.rank + 1),)
+        op(out.flat, x.flat, out.flat)
+        have = out
+    scratch = namespace(x.flat).empty_like(out.flat)
+    low, high = 0, core.size
+    while high - low > 1:
+        middle = (low + high) // 2
+        halves = (low, middle), (middle, high)
+        (low, high), given = halves if core.number < middle else halves[::-1]
+        partner = core.first(core.number + (given[0] - low))
+        kept = core.first(low), core.first(high)
+        leaving = have.span(core.first(given[0]), core.first(given[1]))
+        coming = scratch[: out.span(*kept).size]
+        yield peers.exchange(leaving, partner, coming, partner)
+        op(have.span(*kept), coming, out.span(*kept))
+        have = out
+    if have is x:
+        op.copy(x.flat, out.flat)  # a group of one
+
+
+def _double(peers: Peers, core: _Core, out: Pieces) -> Steps:
+    """The way back: core rank c brings the pieces that it stands for; all ranks end with all."""
+    if core.sits_out:
+        yield (peers.receive(out.flat, peers.rank - 1),)
+        return
+    distance = 1
+    while distance < core.size:
+        mine = core.number & -distance  # where the block begins that is complete here
+        theirs = mine ^ distance
+        partner = core.first(core.number ^ distance)
+        leaving = out.span(core.first(mine), core.first(mine + distance))
+        coming = out.span(core.first(theirs), core.first(theirs + distance))
+        yield peers.exchange(leaving, partner, coming, partner)
+        distance *= 2
+    if core.stands_in:
+        yield (peers.send(out.flat, peers.rank + 1),)
+
+
+def scan(peers: Peers, x: Array, op: Reduction) -> Steps:
+    """The reduction of the lower ranks' x; None on rank 0, which has none.
+
+    Cost: ⌈log₂n⌉·(α + V(β + 2γ)). After the step at distance d a rank's sum has grown to cover the
+    2d ranks up to itself.
+    """
+    n, rank = peers.size, peers.rank
+    before: Array | None = None
+    through = x.copy()  # before, and x
+    distance = 1
+    while distance < n:
+        coming = namespace(x).empty_like(x)
+        requests = []
+        if rank >= distance:
+            requests.append(peers.receive(coming, rank - distance))
+        if rank + distance < n:
+            requests.append(peers.send(through, rank + distance))
+        yield requests
+        if rank >= distance:
+            op(coming, through, through)
+            if before is not None:
+                op(coming, before, coming)
+            before = coming
+        distance *= 2
+    return before

@@ -1,0 +1,151 @@
+"""The collectives that reduce: all_reduce, reduce, reduce_scatter, scan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from minitrain.array import Array, namespace
+from minitrain.comm import exchange, hierarchical, recursive, ring, tree
+from minitrain.comm.calls import Caller, check_sizes, normal_axis
+from minitrain.comm.choose import choose
+from minitrain.comm.operation import Steps
+from minitrain.comm.peers import Peers
+from minitrain.comm.pieces import Pieces, even
+from minitrain.comm.reduction import Reduction, reduction
+from minitrain.comm.transport import sendable
+
+_ALL_REDUCE = {
+    "doubling": recursive.all_reduce_doubling,
+    "halving": recursive.all_reduce_halving,
+    "hierarchical": hierarchical.all_reduce,
+    "pairwise": exchange.all_reduce_pairwise,
+    "ring": ring.all_reduce,
+    "tree": tree.all_reduce,
+}
+_REDUCE = {"tree": tree.reduce, "scatter": tree.reduce_scatter_gather}
+_REDUCE_SCATTER = {
+    "halving": recursive.reduce_scatter_halving,
+    "pairwise": exchange.reduce_scatter_pairwise,
+    "ring": ring.reduce_scatter,
+}
+
+
+class Reductions(Caller):
+    """op is sum, max, min or prod; fp16 and bf16 are summed in float32 and rounded once."""
+
+    def all_reduce(
+        self,
+        x: Array,
+        op: str = "sum",
+        algorithm: str | None = None,
+        *,
+        purpose: str = "gradient",
+    ) -> Any:
+        """The sum (max, min, prod) of every rank's x, bitwise the same on all ranks."""
+        x = sendable(x)
+        reduce = reduction(op, x.dtype, namespace(x))
+        name = choose("all_reduce", algorithm, x.nbytes, self._group, reduce.kept_wider)
+        peers = self._open("all_reduce", name, purpose, op, x.dtype, x.shape)
+        return self._run(peers, _all_reduce(peers, x, reduce))
+
+    def reduce(
+        self,
+        x: Array,
+        root: int = 0,
+        op: str = "sum",
+        algorithm: str | None = None,
+        *,
+        purpose: str = "gradient",
+    ) -> Any:
+        """At the root the sum (max, min, prod) of every rank's x; None elsewhere."""
+        x = sendable(x)
+        self._group.check_rank(root, "root")
+        reduce = reduction(op, x.dtype, namespace(x))
+        name = choose("reduce", algorithm, x.nbytes, self._group)
+        peers = self._open("reduce", name, purpose, op, x.dtype, x.shape, f"root {root}")
+        return self._run(peers, _reduce(peers, x, root, reduce))
+
+    def reduce_scatter(
+        self,
+        x: Array,
+        axis: int = 0,
+        sizes: Sequence[int] | None = None,
+        op: str = "sum",
+        algorithm: str | None = None,
+        *,
+        purpose: str = "gradient",
+    ) -> Any:
+        """This rank's part, along an axis, of the sum (max, min, prod) of every rank's x.
+
+        sizes: each rank's part of the axis; by default as np.array_split cuts it.
+        """
+        x = sendable(x)
+        axis = normal_axis("reduce_scatter", x, axis)
+        if sizes is None:
+            sizes = even(x.shape[axis], self._group.size)
+        sizes = check_sizes("reduce_scatter", sizes, self._group.size, x.shape[axis])
+        reduce = reduction(op, x.dtype, namespace(x))
+        name = choose("reduce_scatter", algorithm, x.nbytes, self._group, reduce.kept_wider)
+        agreed = op, x.dtype, x.shape, f"axis {axis}", sizes
+        peers = self._open("reduce_scatter", name, purpose, *agreed)
+        return self._run(peers, _reduce_scatter(peers, x, axis, sizes, reduce))
+
+    def scan(
+        self, x: Array, op: str = "sum", *, exclusive: bool = False, purpose: str = "scalar"
+    ) -> Any:
+        """The sum (max, min, prod) of the x of ranks 0 to this one.
+
+        exclusive: without this one's; rank 0 gets what changes nothing: 0 for a sum, 1 for a
+            product, the dtype's lowest value for a max, its highest for a min.
+        """
+        x = sendable(x)
+        reduce = reduction(op, x.dtype, namespace(x))
+        peers = self._open("scan", "doubling", purpose, op, x.dtype, x.shape, exclusive)
+        return self._run(peers, _scan(peers, x, reduce, exclusive))
+
+
+def _all_reduce(peers: Peers, x: Array, op: Reduction) -> Steps:
+    flat = x.reshape(-1)
+    if peers.algorithm != "pairwise":
+        flat = flat.astype(op.dtype, copy=False)
+    out = namespace(x).empty_like(flat)
+    yield from _ALL_REDUCE[peers.algorithm](peers, flat, out, op)
+    return op.rounded(out, x).reshape(x.shape)
+
+
+def _reduce(peers: Peers, x: Array, root: int, op: Reduction) -> Steps:
+    flat = x.reshape(-1).astype(op.dtype, copy=False)
+    out = namespace(x).empty_like(flat)
+    yield from _REDUCE[peers.algorithm](peers, flat, out, root, op)
+    return op.rounded(out, x).reshape(x.shape) if peers.rank == root else None
+
+
+def _reduce_scatter(
+    peers: Peers, x: Array, axis: int, sizes: Sequence[int], op: Reduction
+) -> Steps:
+    """The parts are laid one after the other, each in the shape that its rank gets it in."""
+    xp = namespace(x)
+    starts = [sum(sizes[:rank]) for rank in range(peers.size)]
+    before = (slice(None),) * axis
+    parts = [x[(*before, slice(a, a + size))] for a, size in zip(starts, sizes, strict=True)]
+    flat = xp.concatenate([part.reshape(-1) for part in parts]) if axis else x.reshape(-1)
+    if peers.algorithm != "pairwise":
+        flat = flat.astype(op.dtype, copy=False)
+    pieces = Pieces(flat, [part.size for part in parts])
+    out = Pieces(xp.empty_like(flat), [part.size for part in parts])
+    yield from _REDUCE_SCATTER[peers.algorithm](peers, pieces, out, op)
+    # An array of its own, so that the room for the other ranks' parts is freed.
+    mine = xp.empty(parts[peers.rank].shape, x.dtype)
+    op.round(out[peers.rank].reshape(mine.shape), mine)
+    return mine
+
+
+def _scan(peers: Peers, x: Array, op: Reduction, exclusive: bool) -> Steps:
+    wide = x.astype(op.dtype)
+    before = yield from recursive.scan(peers, wide, op)
+    if exclusive:
+        return op.identity(x) if before is None else op.rounded(before, x)
+    if before is not None:
+        op(before, wide, wide)
+    return op.rounded(wide, x)
