@@ -11,40 +11,53 @@ from minitrain.autograd.tensor import Tensor
 
 
 class TokenLosses(Function):
-    """The loss of each token; see `token_losses`."""
+    """The loss of each token; see `token_losses`.
+
+    Written so that the vocabulary may be cut: the columns here are those from `first` on of
+    `vocab`, and `merge` makes the numbers of all columns from those of each part. Here there is
+    one part.
+    """
 
     def forward(self, logits: Array, *, labels: Array, ignore: int, smoothing: float,
-                z_loss: float) -> Array:  # fmt: skip
+                z_loss: float, first: int, vocab: int) -> Array:  # fmt: skip
         xp, dtype, columns = namespace(logits), accumulator(logits.dtype), logits.shape[-1]
         self.logits, self.smoothing, self.z_loss = as_matrix(logits), smoothing, z_loss
-        labels = labels.reshape(-1, 1)
+        self.vocab, labels = vocab, labels.reshape(-1, 1)
         self.valid = labels != ignore
-        self.labels = xp.where(self.valid, labels, 0)
-        losses = xp.empty(labels.shape, dtype)
-        self.lse = xp.empty_like(losses)
-        for x, label, loss, lse in row_blocks(self.logits, self.labels, losses, self.lse):
+        self.here = (labels >= first) & (labels < first + columns)
+        self.labels = xp.where(self.here, labels - first, 0)
+        peak, total, target, summed = (xp.zeros(labels.shape, dtype) for _ in range(4))
+        for x, label, *out in row_blocks(self.logits, self.labels, peak, total, target, summed):
             x = x.astype(dtype, copy=False)
-            # Logits minus log-sum-exp, never the log of a probability: that may have underflowed.
-            peak = x.max(axis=1, keepdims=True)
-            lse[...] = peak + xp.log(row_sums(xp.exp(x - peak)))
-            loss[...] = lse - (1 - smoothing) * xp.take_along_axis(x, label, axis=1)
+            out[0][...] = x.max(axis=1, keepdims=True)
+            out[1][...] = row_sums(xp.exp(x - out[0]))
+            out[2][...] = xp.take_along_axis(x, label, axis=1)
             if smoothing:
-                loss -= smoothing / columns * row_sums(x)
-            if z_loss:
-                loss += z_loss * lse * lse
+                out[3][...] = row_sums(x)
+        target *= self.here
+        peak, total, target, summed = self.merge(peak, total, target, summed)
+        # Logits minus log-sum-exp, never the log of a probability: that may have underflowed.
+        self.lse = peak + xp.log(total)
+        losses = self.lse - (1 - smoothing) * target - smoothing / vocab * summed
+        losses += z_loss * self.lse * self.lse
         return xp.where(self.valid, losses, xp.zeros((), dtype)).reshape(logits.shape[:-1])
+
+    def merge(self, peak: Array, total: Array, target: Array, summed: Array) -> tuple[Array, ...]:
+        """For each token, over all columns: the largest logit, Σ e^(logit - it), the label's
+        logit, Σ logits. Each (N, 1)."""
+        return peak, total, target, summed
 
     def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
         xp, columns = namespace(self.logits), self.logits.shape[1]
         grad = xp.empty_like(self.logits)
         arriving = xp.where(self.valid, grad_out.reshape(-1, 1), xp.zeros((), grad_out.dtype))
-        blocks = row_blocks(self.logits, self.labels, self.lse, arriving, grad)
-        for x, label, lse, g, out in blocks:
+        blocks = row_blocks(self.logits, self.labels, self.here, self.lse, arriving, grad)
+        for x, label, here, lse, g, out in blocks:
             p = xp.exp(x.astype(lse.dtype, copy=False) - lse)
             # d lse / d logits = p: from the loss itself, and 2·z·lse times from the z-loss.
             p *= 1 + 2 * self.z_loss * lse if self.z_loss else 1
-            p -= self.smoothing / columns
-            p[xp.arange(len(p)), label[:, 0]] -= 1 - self.smoothing
+            p -= self.smoothing / self.vocab
+            p[xp.arange(len(p)), label[:, 0]] -= (1 - self.smoothing) * here[:, 0]
             p *= g
             out[...] = p
         return (grad.reshape(*grad_out.shape, columns),)
@@ -72,7 +85,13 @@ def token_losses(logits: Tensor, labels: Any, *, ignore: int = -100, smoothing: 
             f"logits {logits.shape} want labels {logits.shape[:-1]}, got {labels.shape}"
         )
     return TokenLosses.apply(
-        logits, labels=labels, ignore=ignore, smoothing=smoothing, z_loss=z_loss
+        logits,
+        labels=labels,
+        ignore=ignore,
+        smoothing=smoothing,
+        z_loss=z_loss,
+        first=0,
+        vocab=logits.shape[-1],
     )
 
 
