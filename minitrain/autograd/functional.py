@@ -18,14 +18,14 @@ from minitrain.autograd.ops import (
     subtract,
     tanh,
 )
-from minitrain.autograd.reduce import matmul, max, mean, sum
+from minitrain.autograd.reduce import matmul, max, mean, norm, sum
 from minitrain.autograd.rotary import rotary
 from minitrain.autograd.shapes import concatenate, reshape, split, take, transpose, where
 
 __all__ = [
     "WeightDropout", "add", "attention", "cast", "concatenate", "cross_entropy", "divide",
     "dropout", "embedding", "exp", "gelu", "layer_norm", "linear", "log", "matmul", "max",
-    "maximum", "mean", "multiply", "power", "reshape", "rms_norm", "rotary", "silu", "softmax",
-    "split", "sqrt", "subtract", "sum", "swiglu", "take", "tanh", "token_losses", "transpose",
-    "where",
+    "maximum", "mean", "multiply", "norm", "power", "reshape", "rms_norm", "rotary", "silu",
+    "softmax", "split", "sqrt", "subtract", "sum", "swiglu", "take", "tanh", "token_losses",
+    "transpose", "where",
 ]  # fmt: skip

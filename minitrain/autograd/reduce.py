@@ -46,6 +46,18 @@ class Max(Function):
         return (grad.reshape(self.moved).transpose(back),)
 
 
+class Norm(Function):
+    """The Euclidean length over some axes. A zero vector has no gradient; it gets 0."""
+
+    def forward(self, x: Array, *, axis: Axis, keepdims: bool) -> Array:
+        y = namespace(x).sqrt(total(wide(x) * wide(x), axis, keepdims))
+        self.x, self.y = x, _restore(y, x.shape, axis)
+        return y.astype(x.dtype, copy=False)
+
+    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+        return (grad_out.reshape(self.y.shape) * self.x / (self.y + (self.y == 0)),)
+
+
 class Matmul(Function):
     """A·B as `@` has it: vectors, matrices, and stacks of matrices with broadcast batch axes."""
 
@@ -99,6 +111,11 @@ def mean(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
 def max(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """The maximum over axis (all if None); of no elements an error, as in NumPy."""
     return Max.apply(x, axis=axis, keepdims=keepdims)
+
+
+def norm(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """√Σx² over axis (all if None); unlike a root of a sum it has a gradient at 0, which is 0."""
+    return Norm.apply(x, axis=axis, keepdims=keepdims)
 
 
 def matmul(a: Any, b: Any) -> Tensor:

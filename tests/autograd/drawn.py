@@ -185,6 +185,7 @@ BASIC: dict[str, st.SearchStrategy[Case]] = {
     "sum": reductions(F.sum, np.sum, empty=True),
     "mean": reductions(F.mean, np.mean),
     "max": reductions(F.max, np.max),
+    "norm": reductions(F.norm, lambda x, **k: np.sqrt(np.sum(x * x, **k))),
     "matmul": matmuls(),
     "reshape": reshapes(),
     "transpose": transposes(),

@@ -39,6 +39,7 @@ EXAMPLES: dict[str, tuple[Callable[..., Tensor], list[tuple[int, ...]]]] = {
     "Where": (lambda a, b: F.where(np.eye(4, 3) > 0, a, b), [(2, 1, 3), (4, 1)]),
     "Sum": (lambda x: F.sum(x, (0, -1)), [(2, 3, 4)]),
     "Max": (lambda x: F.max(x, (-1, 0)), [(2, 3, 4)]),
+    "Norm": (lambda x: F.norm(x, (0, -1)), [(2, 3, 4)]),
     "Matmul": (F.matmul, [(2, 1, 3, 2), (4, 2, 3)]),
     "Reshape": (lambda x: F.reshape(x, (3, 2)), [(2, 3)]),
     "Transpose": (lambda x: F.transpose(x, (2, 0, 1)), [(2, 3, 2)]),
