@@ -16,6 +16,7 @@ from minitrain.layout import did_you_mean
 COMMANDS = {
     "train": ("train", "train"),
     "verify": ("verify", "verify"),
+    "generate": ("generate", "generate"),
     "doctor": ("doctor", "doctor"),
 }
 

@@ -144,11 +144,14 @@ def _graceful_stop(stop: threading.Event) -> Iterator[None]:
 def _report(run: Run, outcome: Outcome, as_json: bool) -> None:
     """The results, on stdout."""
     from minitrain.train import checkpoint
-    from minitrain.train.sample import sample_text
+    from minitrain.train.generate import Sampling
+    from minitrain.train.sample import sample
+    from minitrain.train.tokenizer import show
 
     path = checkpoint.newest(run.folder.checkpoints)
     assert path is not None
-    click.echo(sample_text(path, tokens=200))
+    written = sample(path, 200, Sampling())
+    click.echo(show(written.text, sys.stdout.encoding))
     bits = f"held out {outcome.val_bits_per_byte:.3f} bits/byte"
     click.echo(f"{run.folder.path}: {outcome.steps} steps, {bits}")
     if outcome.stopped:

@@ -8,13 +8,16 @@ from minitrain.array import Array
 from minitrain.comm.group import Group
 from minitrain.layout import Layout
 from minitrain.nn import GPT, GPTConfig
+from minitrain.nn.families import Model, declare
+from minitrain.nn.families import from_values as config_from
+from minitrain.nn.families import to_values as config_values
 from minitrain.optim import SGD, AdamW, Optimizer, Schedule
 from minitrain.parallel import Mesh, parallelize
 from minitrain.train import checkpoint
 from minitrain.train.checkpoint import Manifest
-from minitrain.train.config import OptimizerOptions, RunConfig, from_values, values
+from minitrain.train.config import OptimizerOptions, RunConfig, values
 from minitrain.train.step import Stepper
-from minitrain.train.tokenizer import ByteTokenizer, Tokenizer
+from minitrain.train.tokenizer import Tokenizer, tokenizer_of
 
 
 def model_of(config: RunConfig, vocab: int) -> GPT:
@@ -58,15 +61,25 @@ def stepper_of(config: RunConfig, layout: Layout, group: Group, vocab: int) -> S
     return Stepper(model, optimizer, schedule_of(config).rate, config.optimizer.clip)
 
 
-def save(stepper: Stepper, folder: Path, step: int, config: RunConfig) -> Path | None:
+def save(
+    stepper: Stepper, folder: Path, step: int, config: RunConfig, tokenizer: Tokenizer
+) -> Path | None:
     """Write a checkpoint of a run; data ranks hold the same, so the first one writes.
 
     Returns its path on the rank that wrote it, None on the others. All return once it is whole.
     """
     mesh, path = stepper.model.mesh, None
     if mesh.world.rank == 0:
-        about = Manifest(step, stepper.updates, str(mesh.layout), values(config), arrays={})
-        path = checkpoint.save(folder, about, _arrays(stepper))
+        about = Manifest(
+            step=step,
+            updates=stepper.updates,
+            layout=str(mesh.layout),
+            model=config_values(stepper.model.module.config),
+            tokenizer=tokenizer.spec,
+            config=values(config),
+            arrays={},
+        )
+        path = checkpoint.save(folder, about, _arrays(stepper), files=tokenizer.files)
     mesh.world.barrier()
     return path
 
@@ -79,15 +92,36 @@ def resume(stepper: Stepper, path: Path) -> int:
     return manifest.step
 
 
-def load_model(path: Path) -> tuple[GPT, RunConfig, Tokenizer]:
-    """The plain model of a checkpoint, filled, with its configuration and tokenizer."""
-    manifest, arrays = checkpoint.load(path)
-    config, tokenizer = from_values(manifest.config), ByteTokenizer()
-    model = model_of(config, tokenizer.vocab)
+def save_model(model: Model, tokenizer: Tokenizer, folder: Path) -> Path:
+    """Write a checkpoint of a filled plain model that no run of ours made, and return its path."""
+    about = Manifest(
+        step=0,
+        updates=0,
+        layout=str(Layout()),
+        model=config_values(model.config),
+        tokenizer=tokenizer.spec,
+        config={},
+        arrays={},
+    )
+    arrays = {f"weights/{name}": p.array for name, p in model.parameters().items()}
+    return checkpoint.save(folder, about, arrays, files=tokenizer.files)
+
+
+def load_model(path: Path) -> tuple[Model, Tokenizer]:
+    """The plain model of a checkpoint, filled, and its tokenizer.
+
+    Raises:
+        CheckpointError: a checkpoint that is not whole. TokenizerError: a tokenizer that is not.
+    """
+    manifest, arrays = checkpoint.load(path, "weights/")
+    model = declare(config_from(manifest.model))
     parameters = model.parameters()
+    checkpoint.match(
+        {f"weights/{name}": p.declared for name, p in parameters.items()}, arrays, path
+    )
     for name, parameter in parameters.items():
         parameter.array = arrays[f"weights/{name}"]
-    return model, config, tokenizer
+    return model, tokenizer_of(manifest.tokenizer, folder=path)
 
 
 def _arrays(stepper: Stepper) -> dict[str, Array]:

@@ -2,6 +2,7 @@
 
     step-000500/manifest.json         what is where: name -> shape, dtype, file, slice; step, …
     step-000500/rank-0000.safetensors arrays "weights/NAME", "first/NAME", …
+    step-000500/tokenizer.json        only where the tokenizer is one of Hugging Face's
 
 A checkpoint is there whole or not at all: it is written under a temporary name, flushed to the
 disk, and renamed. Only then is it called step-NNNNNN, and only such folders are looked at.
@@ -13,6 +14,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +40,10 @@ class Manifest:
         step: steps done.
         updates: updates applied, fewer where batches had no valid token.
         layout: the layout that wrote it, for information.
-        config: every option of the run by key, as `config.values` gives them.
+        model: family and sizes of the model, as `families.to_values` gives them.
+        tokenizer: what `tokenizer_of` makes the tokenizer from, in the checkpoint's folder.
+        config: every option of the run by key, as `config.values` gives them; empty for weights
+            that no run of ours made.
         arrays: by key ("weights/NAME", "first/NAME"): {"shape", "dtype", "pieces"}; a piece is
             {"file", "slice"} with the slice as [start, stop] for each axis.
         loss_scale: state of mixed precision; None without.
@@ -47,13 +52,25 @@ class Manifest:
     step: int
     updates: int
     layout: str
+    model: dict[str, Any]
+    tokenizer: str
     config: dict[str, Any]
     arrays: dict[str, dict[str, Any]]
     loss_scale: dict[str, float] | None = None
 
 
-def save(folder: Path, manifest: Manifest, arrays: dict[str, Array], rank: int = 0) -> Path:
+def save(
+    folder: Path,
+    manifest: Manifest,
+    arrays: dict[str, Array],
+    *,
+    files: Mapping[str, str],
+    rank: int = 0,
+) -> Path:
     """Write a checkpoint of one rank's whole arrays into folder/step-NNNNNN and return that path.
+
+    Args:
+        files: texts to keep beside the arrays, name -> content: the tokenizer's.
 
     Raises:
         CheckpointError: the disk is full or refuses; earlier checkpoints are as they were.
@@ -68,9 +85,10 @@ def save(folder: Path, manifest: Manifest, arrays: dict[str, Array], rank: int =
         whole = {key: np.ascontiguousarray(to_host(x)) for key, x in arrays.items()}
         save_file(whole, temporary / file)
         text = json.dumps(manifest.__dict__ | {"arrays": _described(whole, file)}, indent=1)
-        (temporary / "manifest.json").write_text(text + "\n", encoding="utf-8")
-        for name in (file, "manifest.json"):
-            _flush(temporary / name)
+        for name, content in {**files, "manifest.json": text + "\n"}.items():
+            (temporary / name).write_text(content, encoding="utf-8")
+        for path in temporary.iterdir():
+            _flush(path)
         if target.exists():  # the same step again, by a run that was resumed before it
             shutil.rmtree(target)
         temporary.rename(target)
@@ -85,8 +103,11 @@ def save(folder: Path, manifest: Manifest, arrays: dict[str, Array], rank: int =
     return target
 
 
-def load(path: Path) -> tuple[Manifest, dict[str, np.ndarray[Any, Any]]]:
+def load(path: Path, kind: str = "") -> tuple[Manifest, dict[str, np.ndarray[Any, Any]]]:
     """The manifest of a checkpoint, and its arrays whole by key.
+
+    Args:
+        kind: the start of the keys that are wanted, such as "weights/".
 
     Raises:
         CheckpointError: a file that is missing or broken, named.
@@ -96,6 +117,8 @@ def load(path: Path) -> tuple[Manifest, dict[str, np.ndarray[Any, Any]]]:
         manifest = Manifest(**json.loads(text))
         arrays = {}
         for key, entry in manifest.arrays.items():
+            if not key.startswith(kind):
+                continue
             arrays[key] = np.empty(entry["shape"], entry["dtype"])
             for piece in entry["pieces"]:
                 with safe_open(path / piece["file"], framework="np") as tensors:
@@ -114,16 +137,25 @@ def restore(into: dict[str, Array], arrays: dict[str, Any], path: Path) -> None:
     Raises:
         CheckpointError: names or shapes that differ, before anything is copied.
     """
-    missing, extra = sorted(into.keys() - arrays.keys()), sorted(arrays.keys() - into.keys())
+    match({key: x.shape for key, x in into.items()}, arrays, path)
+    for key, x in into.items():
+        x[...] = from_host(arrays[key].astype(x.dtype), namespace(x))
+
+
+def match(shapes: Mapping[str, tuple[int, ...]], arrays: dict[str, Any], path: Path) -> None:
+    """Refuse the loaded arrays of `path` unless they have these keys and shapes.
+
+    Raises:
+        CheckpointError: the keys that differ, or a key and both shapes.
+    """
+    missing, extra = sorted(shapes.keys() - arrays.keys()), sorted(arrays.keys() - shapes.keys())
     if missing or extra:
         raise CheckpointError(
             f"{path} is of another model: it lacks {missing[:3]} and has {extra[:3]} beyond it"
         )
-    for key, x in into.items():
-        if x.shape != arrays[key].shape:
-            raise CheckpointError(f"{path}: {key} has shape {arrays[key].shape}, not {x.shape}")
-    for key, x in into.items():
-        x[...] = from_host(arrays[key].astype(x.dtype), namespace(x))
+    for key, shape in shapes.items():
+        if arrays[key].shape != shape:
+            raise CheckpointError(f"{path}: {key} has shape {arrays[key].shape}, not {shape}")
 
 
 def newest(folder: Path) -> Path | None:

@@ -37,7 +37,7 @@ class Sampling:
         seed: of the random numbers.
     """
 
-    temperature: float = 1.0
+    temperature: float = 0.8
     top_k: int | None = None
     top_p: float = 1.0
     seed: int = 0

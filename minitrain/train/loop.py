@@ -157,7 +157,10 @@ class _Loop:
 
     def _save(self, step: int) -> None:
         self.saved = step
-        path = build.save(self.stepper, self.task.folder.checkpoints, step, self.task.config)
+        task = self.task
+        path = build.save(
+            self.stepper, task.folder.checkpoints, step, task.config, task.corpus.tokenizer
+        )
         if path is not None:
             for listener in self.listeners:
                 listener.saved(path)

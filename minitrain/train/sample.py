@@ -1,8 +1,58 @@
-"""placeholder until generate lands"""
+"""A text that a checkpoint's model writes."""
+
+from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from minitrain.train import checkpoint, folder
+from minitrain.train.build import load_model
+from minitrain.train.checkpoint import CheckpointError
+from minitrain.train.generate import Sampling, generate
 
 
-def sample_text(path: Path, tokens: int) -> str:
-    """Temporary."""
-    return f"(sample of {tokens} from {path})"
+class Sample(NamedTuple):
+    """A generated text.
+
+    Attributes:
+        ids: of its tokens, the prompt's not among them.
+        text: the same as bytes; a character at its end may be cut off.
+    """
+
+    ids: list[int]
+    text: bytes
+
+
+def sample(path: Path, tokens: int, sampling: Sampling, prompt: bytes = b"") -> Sample:
+    """Let the model of a checkpoint continue a prompt by so many tokens.
+
+    An empty prompt makes the model begin a text, after its tokenizer's `start`.
+
+    Raises:
+        CheckpointError: a checkpoint that is not whole. TokenizerError: a prompt that the tokenizer
+            cannot take.
+    """
+    model, tokenizer = load_model(path)
+    before = tokenizer.encode(prompt).tolist() or [tokenizer.start]
+    ids = list(generate(model, before, tokens, sampling))
+    return Sample(ids, tokenizer.decode(np.array(ids, np.int64)))
+
+
+def find(path: Path | None) -> Path:
+    """The checkpoint that a path means: itself, a run's newest, or (None) the newest run's newest.
+
+    Raises:
+        CheckpointError, FolderError: there is none.
+    """
+    run = folder.newest() if path is None else folder.RunFolder(path)
+    if (run.path / "manifest.json").is_file():
+        return run.path
+    found = checkpoint.newest(run.checkpoints)
+    if found is None:
+        raise CheckpointError(
+            f"{run.path} is no checkpoint, and no run that has one; give a folder such as "
+            "runs/0001-cpu or runs/0001-cpu/checkpoints/step-002000"
+        )
+    return found

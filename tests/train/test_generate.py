@@ -93,18 +93,20 @@ def drawn(sampling: Sampling, logits: Any, count: int = 4000) -> Any:
 def test_tokens_are_drawn_as_often_as_the_softmax_says() -> None:
     logits = np.log([0.1, 0.4, 0.3, 0.2])
     # The spread of a frequency over 4000 draws is 0.008 at the most.
-    np.testing.assert_allclose(drawn(Sampling(), logits), [0.1, 0.4, 0.3, 0.2], atol=0.03)
+    np.testing.assert_allclose(
+        drawn(Sampling(temperature=1), logits), [0.1, 0.4, 0.3, 0.2], atol=0.03
+    )
     hot = np.exp(logits / 2) / np.exp(logits / 2).sum()
     np.testing.assert_allclose(drawn(Sampling(temperature=2), logits), hot, atol=0.03)
-    kept = drawn(Sampling(top_k=2), logits)
+    kept = drawn(Sampling(temperature=1, top_k=2), logits)
     np.testing.assert_allclose(kept, [0, 4 / 7, 3 / 7, 0], atol=0.03)
     # 0.4 + 0.3 do not reach 0.75, so the third is in; they do reach 0.69, so it is not.
-    kept = drawn(Sampling(top_p=0.75), logits)
+    kept = drawn(Sampling(temperature=1, top_p=0.75), logits)
     np.testing.assert_allclose(kept, [0, 4 / 9, 3 / 9, 2 / 9], atol=0.03)
-    kept = drawn(Sampling(top_p=0.69), logits)
+    kept = drawn(Sampling(temperature=1, top_p=0.69), logits)
     np.testing.assert_allclose(kept, [0, 4 / 7, 3 / 7, 0], atol=0.03)
     # Of the top three, 4/9 and 3/9 reach 0.7 together: top-p looks at what top-k left.
-    kept = drawn(Sampling(top_k=3, top_p=0.7), logits)
+    kept = drawn(Sampling(temperature=1, top_k=3, top_p=0.7), logits)
     np.testing.assert_allclose(kept, [0, 4 / 7, 3 / 7, 0], atol=0.03)
 
 

@@ -1,0 +1,53 @@
+"""minitrain generate."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from .main import fail
+
+
+@click.command()
+@click.argument("checkpoint", required=False)
+@click.option("--run-dir", metavar="DIR", help="Take this run's newest checkpoint. [newest run]")
+@click.option("--prompt", default="", metavar="TEXT", help="What the text goes on from. [nothing]")
+@click.option("--tokens", type=click.IntRange(1), default=200, help="How many to write. [200]")
+@click.option("--temperature", type=float, help="Below 1 likelier tokens, 0 the likeliest. [0.8]")
+@click.option("--top-k", type=int, help="Draw from the k likeliest tokens only. [all]")
+@click.option("--top-p", type=float, help="Draw from the likeliest with this probability. [1]")
+@click.option("--seed", type=click.IntRange(0), help="Of the random numbers. [0]")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON value instead of the text.")
+def generate(checkpoint: str | None, run_dir: str | None, prompt: str, tokens: int, as_json: bool,
+             **options: Any) -> int:  # fmt: skip
+    """Let a model write a text.
+
+    CHECKPOINT is a step-NNNNNN folder, or the folder of a run; without it the newest run is taken.
+    The same seed gives the same text.
+    """
+    if checkpoint is not None and run_dir is not None:
+        raise click.UsageError("CHECKPOINT and --run-dir both say which model; give one of them")
+    from minitrain.train.generate import Sampling
+    from minitrain.train.sample import find, sample
+    from minitrain.train.tokenizer import show
+
+    # The prompt's bytes as they were typed, whatever the terminal's encoding.
+    given, source = os.fsencode(prompt), checkpoint or run_dir
+    try:
+        sampling = Sampling(**{name: x for name, x in options.items() if x is not None})
+        path = find(Path(source) if source else None)
+        written = sample(path, tokens, sampling, given)
+    except ValueError as error:
+        fail(str(error), 2)
+    if as_json:
+        texts = {"prompt": given, "text": written.text}
+        values = {name: text.decode("utf-8", "replace") for name, text in texts.items()}
+        click.echo(json.dumps({"checkpoint": str(path), **values, "ids": written.ids}))
+    else:
+        click.echo(show(given + written.text, sys.stdout.encoding))
+    return 0

@@ -1,0 +1,115 @@
+"""`minitrain generate`: the same text for the same seed, every prompt, every terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from minitrain_cli.main import main
+
+from minitrain.nn import GPT, GPTConfig
+from minitrain.train.build import save_model
+from minitrain.train.tokenizer import ByteTokenizer
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run's folder with a checkpoint of a model that writes all kinds of bytes."""
+    folder = tmp_path_factory.mktemp("runs") / "0001-test"
+    model = GPT(GPTConfig(vocab=256, context=8, layers=1, heads=1, width=8, std=0.5))
+    model.initialize(seed=3)
+    save_model(model, ByteTokenizer(), folder / "checkpoints")
+    return folder
+
+
+def invoke(*args: Any) -> Result:
+    return CliRunner().invoke(main, ["generate", *map(str, args)])
+
+
+def written(*args: Any) -> dict[str, Any]:
+    result = invoke(*args, "--json")
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    return found
+
+
+def test_the_seed_decides_the_text(run: Path) -> None:
+    texts = [written(run, "--tokens", 20, "--seed", seed)["ids"] for seed in (0, 0, 1)]
+    assert texts[0] == texts[1] != texts[2]
+    assert len(texts[0]) == 20
+
+
+def test_a_checkpoint_a_run_or_the_newest_run(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = run / "checkpoints" / "step-000000"
+    monkeypatch.chdir(run.parent.parent)
+    (run.parent.parent / "runs").symlink_to(run.parent)
+    found = [written(run), written(step), written("--run-dir", run), written()]
+    assert all(each["ids"] == found[0]["ids"] for each in found)
+    assert [Path(each["checkpoint"]) for each in found[:3]] == [step] * 3
+
+
+def test_options_reach_the_sampling(run: Path) -> None:
+    base = written(run, "--prompt", "ab")
+    for args in (("--temperature", 3), ("--top-k", 1), ("--top-p", 0.01), ("--prompt", "ac")):
+        assert written(run, "--prompt", "ab", *args)["ids"] != base["ids"], args
+    greedy = written(run, "--temperature", 0)["ids"]
+    assert greedy == written(run, "--top-k", 1)["ids"] == written(run, "--top-p", 1e-9)["ids"]
+
+
+def test_prompts_of_every_length(run: Path) -> None:
+    """Longer than the context: the last tokens count. Empty: a text begins as a line does."""
+    greedy = ("--temperature", 0, "--tokens", 5)
+    long = written(run, "--prompt", "x" * 50 + "abcdefgh", *greedy)
+    assert long["ids"] == written(run, "--prompt", "abcdefgh", *greedy)["ids"]
+    assert long["prompt"].startswith("xxx")
+    assert written(run, *greedy)["ids"] == written(run, "--prompt", "\n", *greedy)["ids"]
+
+
+def test_an_ascii_terminal_gets_all_it_can_print(run: Path) -> None:
+    """Case L6, in a C locale: a prompt with an unseen character, and a model that writes bytes."""
+    env = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PATH": os.environ["PATH"]}
+    prompt = "é\N{PARTY POPPER}x"
+    command = [sys.executable, "-m", "minitrain_cli", "generate", str(run), "--prompt", prompt]
+    done = subprocess.run(command, capture_output=True, env=env, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.startswith(b"??x")
+    assert done.stdout.isascii()
+    assert len(done.stdout) > 100
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["nowhere"], "nowhere is no checkpoint, and no run that has one"),
+        (["a", "--run-dir", "b"], "give one of them"),
+        (["--top-k", "0"], "top-k must keep at least 1 token, got 0"),
+        (["--temperature", "nan"], "temperature must be a finite number >= 0, got nan"),
+        (["--tokens", "0"], "0 is not in the range"),
+        (["--temprature", "1"], "--temperature"),
+        ([], "there is no run in runs/ yet"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(
+    args: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = invoke(*args)
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
+
+
+def test_a_broken_checkpoint_is_named(run: Path, tmp_path: Path) -> None:
+    step = tmp_path / "step-000000"
+    step.mkdir()
+    (step / "manifest.json").write_text("{}")
+    result = invoke(step)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "step-000000 is no whole checkpoint" in result.stderr
