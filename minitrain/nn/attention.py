@@ -16,6 +16,7 @@ class AttentionCore(Module):
 
     def __init__(self, dropout: float):
         self.dropout = Dropout(dropout)
+        self.first_head = 0  # of the model's heads, where this core sees some of them
 
     def forward(self, *packed: Tensor, positions: Array) -> Tensor:
         """Attention of queries to the keys at their position and before.
@@ -26,7 +27,7 @@ class AttentionCore(Module):
         view, drop = self.dropout.window(), None
         if view is not None:
             rate, key, heads = self.dropout.rate, view.key(self.dropout.path), packed[0].shape[-2]
-            drop = F.WeightDropout(rate, key, view.samples, np.arange(heads))
+            drop = F.WeightDropout(rate, key, view.samples, np.arange(heads) + self.first_head)
         return F.attention(*packed, positions=positions, dropout=drop)
 
 

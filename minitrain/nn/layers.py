@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,8 @@ class Dropout(Module):
         if not 0 <= rate < 1:
             raise ValueError(f"dropout must lie in [0, 1), got {rate}")
         self.rate = rate
+        # Which of the window's positions x has; a strategy that cuts them says otherwise.
+        self.own: Callable[[Array], Array] = lambda positions: positions
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, T, C) -> (B, T, C)."""
@@ -70,15 +73,15 @@ class Dropout(Module):
         if view is None:
             return x
         xp = namespace(x.array)
-        indices = (view.samples[:, None, None], view.positions[None, :, None],
+        indices = (view.samples[:, None, None], self.own(view.positions)[None, :, None],
                    np.arange(x.shape[2])[None, None, :])  # fmt: skip
         return F.dropout(x, self.rate, view.key(self.path), *(from_host(i, xp) for i in indices))
 
     def window(self) -> Window | None:
         """The window to drop in; None where nothing is dropped."""
-        if self.rate == 0:
-            return None
         view = current()
+        if self.rate == 0 or (view is not None and not view.training):
+            return None
         if view is None and grad_enabled():
             raise ValueError(
                 f"dropout {self.rate} at {self.path} needs to know seed, step and samples: run the "

@@ -34,13 +34,15 @@ class Parameter(Tensor):
         name: its global name, such as "blocks.0.mlp.up.weight"; set by Module.name_tree.
         declared: the shape of the whole parameter, whatever a rank holds of it.
         init: how the initial value is drawn.
+        placement: where its pieces live, for the strategies; None in a plain model.
     """
 
-    __slots__ = ("declared", "init", "name")
+    __slots__ = ("declared", "init", "name", "placement")
     is_weight: ClassVar[bool] = True
 
     def __init__(self, declared: tuple[int, ...], init: Init):
         self.declared, self.init, self.name = declared, init, ""
+        self.placement: Any = None
         self.grad, self.node, self.requires_grad, self.version = None, None, True, 0
 
     def __getattr__(self, attribute: str) -> Any:

@@ -25,12 +25,14 @@ class Window:
         seed, step: of the run; a step's micro-batches share it.
         samples: (B,) index of each sequence in the global batch.
         positions: (T,) index of each token in its sequence (not always a range: zigzag).
+        training: whether dropout drops.
     """
 
     seed: int
     step: int
     samples: Any
     positions: Any
+    training: bool = True
 
     def key(self, site: str) -> int:
         """64 random bits for one place in the model at this step."""

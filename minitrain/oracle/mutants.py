@@ -6,7 +6,7 @@ must catch every one; `minitrain verify --fault NAME` shows how.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -14,14 +14,17 @@ from unittest.mock import patch
 import numpy as np
 
 from minitrain.autograd.tensor import Tensor
+from minitrain.batch import Batch
 from minitrain.layout import did_you_mean
 from minitrain.nn.window import Window
 from minitrain.parallel import compose
 from minitrain.parallel.compose import ParallelModel
 from minitrain.parallel.data import GradientSum
 from minitrain.parallel.flat import Flat
+from minitrain.parallel.mesh import Mesh
+from minitrain.train.step import Stepper, StepResult
 
-Patch = tuple[Any, str, Callable[..., Any]]
+Patch = tuple[Any, str, Any]  # owner, attribute, what stands in its place
 
 
 def check_name(name: str | None) -> None:
@@ -57,6 +60,15 @@ def _no_count(model: ParallelModel, parts: Any) -> int:
     return 1
 
 
+_loss = ParallelModel._loss
+
+
+def _mean_of_micro_batches(model: ParallelModel, part: Any, total: int, training: bool) -> Any:
+    """Every micro-batch divides by its own tokens, then all average: transformers #24725."""
+    means = model.micro_batches * model.mesh.data.size
+    return _loss(model, part, max(part.valid, 1) * means, training)
+
+
 _start = GradientSum._start
 
 
@@ -85,6 +97,21 @@ def _result_lost(sums: GradientSum) -> None:
     sums.flat.gradient[...] = mine
 
 
+def _last_bucket_late(sums: GradientSum) -> None:
+    """The last bucket is read before its reduction has finished: DeepSpeed #5059."""
+    last = sums.flat.spans[sums.buckets[-1][0]].start
+    mine = sums.flat.gradient[last:].copy()
+    _finish(sums)
+    sums.flat.gradient[last:] = mine
+
+
+def _weights_reduced(sums: GradientSum) -> None:
+    """The parameter is reduced where its gradient should be: picotron's hook."""
+    gradient, sums.flat.gradient = sums.flat.gradient, sums.flat.weights.copy()
+    _finish(sums)
+    sums.flat.gradient = gradient
+
+
 def _averaged(sums: GradientSum) -> None:
     """Averaged over ranks although the loss is divided already: torchtitan #2972."""
     _finish(sums)
@@ -95,6 +122,17 @@ def _overwritten(flat: Flat, leaf: Tensor, grad: Any, shared: bool) -> None:
     """A micro-batch's gradient overwrites the ones before it: NeMo-Automodel #3530."""
     leaf.grad = flat.view(flat.gradient, leaf.name)  # type: ignore[attr-defined]
     leaf.grad[...] = grad
+
+
+_accumulate = Flat.accumulate
+
+
+def _rescaled(flat: Flat, leaf: Tensor, grad: Any, shared: bool) -> None:
+    """What is accumulated is halved with every micro-batch: torchtitan #1733."""
+    if leaf.grad is not None:
+        leaf.grad /= 2
+        grad = grad / 2
+    _accumulate(flat, leaf, grad, shared)
 
 
 _norm = ParallelModel.gradient_norm
@@ -108,26 +146,59 @@ def _norm_of_copies(model: ParallelModel) -> float:
 _init = ParallelModel.__init__
 
 
-def _unequal_replicas(model: ParallelModel, module: Any, mesh: Any, *rest: Any) -> None:
+def _unequal_replicas(model: ParallelModel, *parts: Any, **options: Any) -> None:
     """Replicas that do not start equal: torchtitan #166."""
-    _init(model, module, mesh, *rest)
-    model.flat.weights += 1e-6 * mesh.world.rank
+    _init(model, *parts, **options)
+    model.flat.weights += 1e-6 * model.mesh.world.rank
 
 
-def _local_samples(seed: int, step: int, samples: Any, positions: Any) -> Window:
+_update = Stepper._update
+
+
+def _schedule_per_rank(stepper: Stepper, lr: float, scale: float) -> None:
+    """Every rank moves the one learning rate on: accelerate #963."""
+    moves = stepper.updates * stepper.model.mesh.data.size
+    _update(stepper, stepper.schedule(moves), scale)
+
+
+def _same_samples(mesh: Mesh) -> int:
+    """All ranks compute the first one's part of the batch: LongLive #71."""
+    return 0
+
+
+_step = Stepper.step
+
+
+def _empty_batch_steps(stepper: Stepper, batch: Batch) -> StepResult:
+    """A batch without any label decays the weights and moves the moments: OLMo-core #657."""
+    result = _step(stepper, batch)
+    if result.tokens == 0:
+        stepper.updates += 1
+        _update(stepper, result.lr, 1.0)
+    return result
+
+
+def _local_samples(seed: int, step: int, samples: Any, *rest: Any) -> Window:
     """Dropout masks by the sample's place on the rank instead of in the global batch."""
-    return Window(seed, step, np.arange(len(samples)), positions)
+    return Window(seed, step, np.arange(len(samples)), *rest)
 
 
 MUTANTS: dict[str, Patch] = {
     "mean-of-local-means": (ParallelModel, "_count", _local_count),
     "loss-not-divided": (ParallelModel, "_count", _no_count),
+    "mean-of-micro-batches": (ParallelModel, "_loss", _mean_of_micro_batches),
     "rank-not-reduced": (GradientSum, "_start", _one_rank_left_out),
     "parameter-skipped": (GradientSum, "finish", _parameter_skipped),
     "result-lost": (GradientSum, "finish", _result_lost),
+    "last-bucket-late": (GradientSum, "finish", _last_bucket_late),
+    "weights-reduced": (GradientSum, "finish", _weights_reduced),
     "averaged-again": (GradientSum, "finish", _averaged),
     "micro-batch-overwritten": (Flat, "accumulate", _overwritten),
+    "accumulation-rescaled": (Flat, "accumulate", _rescaled),
     "norm-of-copies": (ParallelModel, "gradient_norm", _norm_of_copies),
     "unequal-replicas": (ParallelModel, "__init__", _unequal_replicas),
+    "schedule-per-rank": (Stepper, "_update", _schedule_per_rank),
+    "same-samples": (Mesh, "data_index", property(_same_samples)),
+    "empty-batch-steps": (Stepper, "step", _empty_batch_steps),
     "local-dropout": (compose, "Window", _local_samples),
 }

@@ -7,7 +7,6 @@ From there on everything is a sum, over micro-batches and over ranks.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,13 +18,17 @@ from minitrain.array import Array, from_host
 from minitrain.autograd.engine import backward
 from minitrain.autograd.tensor import no_grad
 from minitrain.batch import Batch
-from minitrain.layout import LayoutError
+from minitrain.layout import Layout, LayoutError
 from minitrain.nn.module import Module, Parameter
 from minitrain.nn.window import Window, window
-from minitrain.optim.clip import square_sum
-from minitrain.parallel.data import GradientSum
+from minitrain.parallel import regions
+from minitrain.parallel.data import BUCKET, GradientSum
 from minitrain.parallel.flat import Flat
+from minitrain.parallel.gradients import global_norm, sum_over_peers
 from minitrain.parallel.mesh import Mesh
+from minitrain.parallel.placement import WHOLE
+from minitrain.parallel.sequence import Sequence, cut_sequence
+from minitrain.parallel.tensor import cut_tensors
 
 
 class Loss(NamedTuple):
@@ -50,12 +53,12 @@ class ParallelModel:
         comm_seconds: time spent waiting for other ranks, so far.
     """
 
-    def __init__(self, module: Any, mesh: Mesh, micro_batches: int, seed: int):
-        self.module, self.mesh = module, mesh
-        self.micro_batches, self.seed = micro_batches, seed
-        self.parameters: dict[str, Parameter] = module.parameters()
+    def __init__(self, module: Any, mesh: Mesh, flat: Flat, *, micro_batches: int, seed: int,
+                 bucket: int):  # fmt: skip
+        self.module, self.mesh, self.flat = module, mesh, flat
+        self.micro_batches, self.seed, self.bucket = micro_batches, seed, bucket
+        self.parameters: dict[str, Parameter] = flat.parameters
         self.modules: dict[str, Module] = dict(module.modules())
-        self.flat = Flat(self.parameters)
         self.comm_seconds = 0.0
 
     def forward_backward(self, batch: Batch) -> Loss:
@@ -70,11 +73,11 @@ class ParallelModel:
         ]
         total = self._count(parts)
         self.flat.clear()
-        sums = GradientSum(self.flat, self.mesh.data)
+        sums = GradientSum(self.flat, self.mesh.data, self.bucket)
         loss = 0.0
         for m, part in enumerate(parts):
             last = m == len(parts) - 1
-            value = self._loss(part, total)
+            value = self._loss(part, total, training=True)
             backward(
                 value,
                 sink=self.flat.accumulate,
@@ -84,6 +87,7 @@ class ParallelModel:
             loss += value.item()
         with self._waiting():
             sums.finish()
+            sum_over_peers(self.flat, self.mesh)
         return Loss(self._sum_over_data(loss), total)
 
     def evaluate(self, batch: Batch) -> Loss:
@@ -91,26 +95,25 @@ class ParallelModel:
         part = batch.part(0, 1, self.mesh.data_index, self.mesh.layout.data_ranks)
         total = self._count([part])
         with no_grad():
-            logits = self.module(part.tokens, np.arange(part.tokens.shape[1]))
-            value = self.module.loss(logits, part.labels, total=total).item()
+            value = self._loss(part, total, training=False).item()
         return Loss(self._sum_over_data(value), total)
 
     def gradient_norm(self) -> float:
-        """√ Σ of squares over every distinct element of the gradient, added in the names' order."""
-        squares = [square_sum(grad) for grad in self.gradients().values()]
-        return math.sqrt(math.fsum(squares))
+        """The norm of the whole gradient, each distinct element once."""
+        with self._waiting():
+            return global_norm(self.flat, self.mesh)
 
     def gradients(self) -> dict[str, Array]:
-        """The gradient of each parameter by name."""
+        """What this rank holds of the gradient of each parameter, by name."""
         return self.flat.views(self.flat.gradient)
 
     def _count(self, parts: list[Batch]) -> int:
         """The number of valid tokens over all data ranks: what the loss is divided by, once."""
         return int(self._sum_over_data(sum(part.valid for part in parts)))
 
-    def _loss(self, part: Batch, total: int) -> Any:
+    def _loss(self, part: Batch, total: int, training: bool) -> Any:
         positions = np.arange(part.tokens.shape[1])
-        with window(Window(self.seed, part.step, part.places, positions)):
+        with window(Window(self.seed, part.step, part.places, positions, training)):
             logits = self.module(part.tokens, positions)
             return self.module.loss(logits, part.labels, total=total)
 
@@ -133,28 +136,63 @@ def parallelize(
     seed: int = 0,
     dtype: str = "float32",
     xp: Any = np,
+    bucket: int = BUCKET,
 ) -> ParallelModel:
     """This rank's part of a plain model.
 
     Args:
-        model: a model of nn. If it is only declared, it is filled with the initial values of
-            `seed`; if it is filled, it is taken as it is. It belongs to the result afterwards.
+        model: a model of nn. If it is only declared, this rank's pieces are filled with the initial
+            values of `seed`; if it is filled, they are cut out of its arrays. It is taken apart.
         micro_batches: how many parts of a batch are computed one after the other.
         seed: of the run: initial values and dropout.
-        dtype: of the initial values, "float32" or "float64".
+        dtype: of the weights, "float32" or "float64".
         xp: where they go: numpy, or cupy.
+        bucket: bytes of gradient that are reduced together.
 
     Raises:
-        LayoutError: a layout that needs a strategy this version does not have.
+        LayoutError: a layout that does not fit the model, or needs a strategy that isn't there yet.
     """
-    layout = mesh.layout
-    others = [axis for axis in ("pp", "shard", "cp", "tp", "ep") if getattr(layout, axis) > 1]
+    _check(model, mesh.layout)
+    parameters: dict[str, Parameter] = model.parameters()
+    for parameter in parameters.values():
+        parameter.placement = WHOLE
+    _cut(model, mesh)
+    shapes = {
+        name: p.placement.shape(p.declared, mesh.coordinates) for name, p in parameters.items()
+    }
+    flat = Flat(parameters, shapes, dtype, xp)
+    for name, parameter in parameters.items():  # one whole parameter at a time
+        whole = parameter.array if hasattr(parameter, "array") else parameter.initial(seed)
+        piece = parameter.placement.cut(whole, mesh.coordinates)
+        flat.fill(name, from_host(piece.astype(dtype), xp))
+    return ParallelModel(model, mesh, flat, micro_batches=micro_batches, seed=seed, bucket=bucket)
+
+
+def _cut(model: Any, mesh: Mesh) -> None:
+    """Transform the model, strategy by strategy; each sees what the ones before it left."""
+    group = mesh["tp"]
+    if mesh.layout.sp:
+        sequence = Sequence(group)
+        cut_tensors(model, group, sequence.enter, sequence.leave)
+        cut_sequence(model, group)
+    else:
+        cut_tensors(
+            model,
+            group,
+            enter=lambda x: regions.copy(x, group),
+            leave=lambda x: regions.reduce(x, group),
+        )
+
+
+def _check(model: Any, layout: Layout) -> None:
+    """Refuse a layout that does not fit the model, before anything is cut or sent."""
+    others = [axis for axis in ("pp", "shard", "cp", "ep") if getattr(layout, axis) > 1]
     if others:
         raise LayoutError(
-            f"layout {layout} uses {', '.join(others)}, which this version cannot run yet; "
-            f"data parallelism it can: dp{layout.size}"
+            f"layout {layout} uses {', '.join(others)}, which this version cannot run yet; data "
+            f"and tensor parallelism it can, such as dp{layout.size} or tp{layout.size}"
         )
-    for parameter in model.parameters().values():
-        if not hasattr(parameter, "array"):
-            parameter.array = from_host(parameter.initial(seed).astype(dtype), xp)
-    return ParallelModel(model, mesh, micro_batches, seed)
+    config = model.config
+    layout.check(
+        heads=config.heads, layers=config.layers, vocab=config.vocab, context=config.context
+    )

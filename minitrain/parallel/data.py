@@ -18,7 +18,8 @@ from minitrain.comm.operation import Operation
 from minitrain.nn.module import Parameter
 from minitrain.parallel.flat import Flat
 
-BUCKET = 4 << 20  # bytes: enough that the links are busy, few enough that the last one is short
+BUCKET = 4 << 20
+"""Bytes: enough that the links are busy, few enough that the last one is short."""
 
 
 class GradientSum:
@@ -29,7 +30,7 @@ class GradientSum:
     parameter that one rank did not use, can change the order.
     """
 
-    def __init__(self, flat: Flat, group: Group, bucket: int = BUCKET):
+    def __init__(self, flat: Flat, group: Group, bucket: int):
         self.flat, self.group = flat, group
         self.buckets = flat.buckets(bucket)
         self.open = [set(names) for names in self.buckets]

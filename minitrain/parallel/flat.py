@@ -10,14 +10,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
-from minitrain.array import Array, accumulator, namespace
+from minitrain.array import Array, accumulator
 from minitrain.autograd.tensor import Tensor
 from minitrain.nn.module import Parameter
 
 
 class Flat:
-    """The flat arrays of some filled parameters, which become views of them.
+    """The flat arrays of some parameters, of which each becomes a view.
+
+    Args:
+        parameters: by name.
+        shapes: by name, of what this rank holds of each.
+        dtype, xp: what the weights are, and where: numpy or cupy.
 
     Attributes:
         weights: (n,) all values.
@@ -26,28 +32,28 @@ class Flat:
         decayed: the slice of the weights with two or more axes, which weight decay shrinks.
     """
 
-    def __init__(self, parameters: dict[str, Parameter]):
-        self.parameters = parameters
+    def __init__(self, parameters: dict[str, Parameter], shapes: dict[str, tuple[int, ...]],
+                 dtype: Any, xp: Any):  # fmt: skip
+        self.parameters, self.shapes = parameters, shapes
         decays = {name: len(p.declared) > 1 for name, p in parameters.items()}
         order = [name for kind in (True, False) for name in reversed(parameters)
                  if decays[name] is kind]  # fmt: skip
         self.spans: dict[str, slice] = {}
         end = 0
         for name in order:
-            self.spans[name] = slice(end, end := end + parameters[name].array.size)
-        self.decayed = slice(0, sum(p.array.size for n, p in parameters.items() if decays[n]))
-        first = next(iter(parameters.values())).array
-        xp = namespace(first)
-        self.weights = xp.empty(end, first.dtype)
-        self.gradient = xp.zeros(end, accumulator(first.dtype))
-        for name, parameter in parameters.items():
-            view = self.view(self.weights, name)
-            view[...] = parameter.array
-            parameter.array = view
+            self.spans[name] = slice(end, end := end + math.prod(shapes[name]))
+        self.decayed = slice(0, sum(math.prod(shapes[n]) for n in parameters if decays[n]))
+        self.weights = xp.empty(end, dtype)
+        self.gradient = xp.zeros(end, accumulator(dtype))
+
+    def fill(self, name: str, values: Array) -> None:
+        """Give a parameter its values: from now on its array is a view of the weights."""
+        self.parameters[name].array = self.view(self.weights, name)
+        self.parameters[name].array[...] = values
 
     def view(self, flat: Array, name: str) -> Array:
         """The part of a flat array that belongs to a parameter, in its shape."""
-        return flat[self.spans[name]].reshape(self.parameters[name].shape)
+        return flat[self.spans[name]].reshape(self.shapes[name])
 
     def views(self, flat: Array) -> dict[str, Array]:
         """All parts of a flat array by name, in the order of the model."""
@@ -76,14 +82,17 @@ class Flat:
                 parameter.grad[...] = 0
 
     def buckets(self, nbytes: int) -> list[list[str]]:
-        """Names of neighbours in flat order, in lists of at least nbytes of gradient (the last
-        may have less)."""
-        buckets: list[list[str]] = []
-        room = 0
+        """Names of neighbours in flat order, in lists of at least nbytes of gradient each.
+
+        What is left at the end joins the last list: it is the norms and biases, which are final
+        when that list is, and a small message would cost as much time as a large one.
+        """
+        buckets: list[list[str]] = [[]]
+        least = room = math.ceil(nbytes / self.gradient.itemsize)
         for name, span in self.spans.items():
-            if room <= 0:
+            if room <= 0 and self.gradient.size - span.start >= least:
                 buckets.append([])
-                room = math.ceil(nbytes / self.gradient.itemsize)
+                room = least
             buckets[-1].append(name)
             room -= span.stop - span.start
         return buckets

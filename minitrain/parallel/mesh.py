@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from minitrain.comm.group import Group
 from minitrain.layout import Layout, LayoutError
+from minitrain.nn.module import Parameter
 
 
 class Mesh:
@@ -43,6 +44,26 @@ class Mesh:
             ]
             self._groups[axes] = self.world.subgroup(members, "+".join(axes))
         return self._groups[axes]
+
+    def along(self, axis: str, coordinates: tuple[int, ...]) -> Group:
+        """The ranks at some coordinates along an axis that agree with this one on all others."""
+        key = (axis, *map(str, coordinates))
+        if key not in self._groups:
+            group = self[axis]
+            at = [self.layout.coordinates(rank)[axis] for rank in group.ranks]
+            members = [at.index(coordinate) for coordinate in coordinates]
+            self._groups[key] = group.subgroup(members, axis)
+        return self._groups[key]
+
+    def peers(self, parameter: Parameter, axis: str) -> tuple[int, ...]:
+        """The coordinates along an axis that hold the same piece of a parameter as this rank."""
+        size = getattr(self.layout, axis)
+        peers: tuple[int, ...] = parameter.placement.peers(axis, self.coordinates, size)
+        return peers
+
+    def counts(self, parameter: Parameter) -> bool:
+        """Whether this rank is the first of those along pp and tp that hold its piece."""
+        return all(self.peers(parameter, a)[0] == self.coordinates[a] for a in ("pp", "tp"))
 
     @property
     def data(self) -> Group:
