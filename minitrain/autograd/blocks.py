@@ -66,6 +66,12 @@ def matrix_product(a: Array, b: Array) -> Array:
     return exact.astype(a.dtype, copy=False)
 
 
+def check_ids(name: str, ids: Array, count: int) -> None:
+    """Refuse ids outside [0, count), on the host; a GPU's answer would have to be waited for."""
+    if namespace(ids) is np and ids.size and not (ids.min() >= 0 and ids.max() < count):
+        raise ValueError(f"{name} must lie in [0, {count}), got {ids.min()} to {ids.max()}")
+
+
 def scatter_rows(rows: Array, ids: Array, count: int) -> Array:
     """A matrix (count, C) whose row i is the sum of the rows (N, C) with ids (N,) equal to i."""
     xp, dtype = namespace(rows), accumulator(rows.dtype)

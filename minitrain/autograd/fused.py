@@ -9,11 +9,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
-
 from minitrain.array import Array, accumulator, hash_grid, namespace
 from minitrain.autograd.blocks import (
     as_matrix,
+    check_ids,
     column_sums,
     contiguous,
     flat_blocks,
@@ -183,12 +182,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, contract: i
 def embedding(table: Tensor, ids: Any) -> Tensor:
     """Rows of table (V, C) by integer ids (...) -> (..., C).
 
-    Ids must lie in [0, V). That is checked here on the host only; on a GPU, where the answer would
-    have to be waited for, ids outside wrap around.
+    Raises:
+        ValueError: ids outside [0, V), on the host; a GPU would wrap them around.
     """
-    rows = table.shape[0]
-    if namespace(ids) is np and ids.size and not (ids.min() >= 0 and ids.max() < rows):
-        raise ValueError(f"ids must lie in [0, {rows}), got {ids.min()} to {ids.max()}")
+    check_ids("ids", ids, table.shape[0])
     return Embedding.apply(table, ids=ids)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from minitrain.array import Array, accumulator, namespace
-from minitrain.autograd.blocks import as_matrix, row_blocks, row_sums
+from minitrain.autograd.blocks import as_matrix, check_ids, row_blocks, row_sums
 from minitrain.autograd.function import Function
 from minitrain.autograd.tensor import Tensor
 
@@ -78,18 +78,22 @@ def token_losses(logits: Tensor, labels: Any, *, ignore: int = -100, smoothing: 
 
     Shapes: logits (..., V), labels (...) integers in [0, V) or `ignore` -> (...).
         In at least float32, whatever the logits' dtype.
+
+    Raises:
+        ValueError: shapes that differ; labels outside [0, V), on the host.
     """
     labels = _as_labels(labels, logits)
     if labels.shape != logits.shape[:-1]:
         raise ValueError(
             f"logits {logits.shape} want labels {logits.shape[:-1]}, got {labels.shape}"
         )
+    check_ids(f"labels other than {ignore}", labels[labels != ignore], logits.shape[-1])
     return TokenLosses.apply(
         logits,
         labels=labels,
         ignore=ignore,
-        smoothing=smoothing,
-        z_loss=z_loss,
+        smoothing=float(smoothing),
+        z_loss=float(z_loss),
         first=0,
         vocab=logits.shape[-1],
     )
