@@ -18,6 +18,9 @@ from minitrain.comm.launch import launched
 AGREE = 2.0
 """Seconds in which all ranks that exit of their own accord are taken to have agreed to."""
 
+_LAST_WORDS = 0.3
+"""Seconds in which the launcher passes on what was printed, before an abort cuts it off."""
+
 
 def install_abort_hook() -> None:
     """From now on an exception that nobody catches, in any thread, ends the whole MPI job."""
@@ -52,23 +55,29 @@ def _abort(error: BaseException) -> None:
     """Show the traceback and take all ranks down."""
     from mpi4py import MPI  # starts MPI if need be: the others may wait for us in there
 
-    rank = MPI.COMM_WORLD.Get_rank()
+    world = MPI.COMM_WORLD
     text = "".join(traceback.format_exception(error))
+    sys.stderr.write(f"rank {world.Get_rank()} failed, so all {world.Get_size()} end:\n{text}")
+    abort(130 if isinstance(error, KeyboardInterrupt) else 1)
+
+
+def abort(status: int) -> None:
+    """Take all ranks of the MPI job down, once what was printed is out."""
+    from mpi4py import MPI
+
     sys.stdout.flush()
-    sys.stderr.write(f"rank {rank} failed, so all {MPI.COMM_WORLD.Get_size()} end:\n{text}")
     sys.stderr.flush()
-    MPI.COMM_WORLD.Abort(130 if isinstance(error, KeyboardInterrupt) else 1)
+    time.sleep(_LAST_WORDS)
+    MPI.COMM_WORLD.Abort(status)
 
 
 def _agree_or_abort(status: int) -> None:
     """Return if all ranks come here within a moment, else end the job."""
     from mpi4py import MPI
 
-    sys.stdout.flush()
-    sys.stderr.flush()
     limit = time.monotonic() + AGREE
     request = MPI.COMM_WORLD.Ibarrier()
     while not request.Test():
         if time.monotonic() > limit:
-            MPI.COMM_WORLD.Abort(status)
+            abort(status)
         time.sleep(0.01)

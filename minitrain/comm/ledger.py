@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from minitrain.array import Array
+
+if TYPE_CHECKING:
+    from minitrain.comm.group import Group
 
 
 class Record(NamedTuple):
@@ -63,6 +70,15 @@ class Ledger:
         for record, nbytes in self._bytes.items():
             totals[getattr(record, field)] += nbytes
         return dict(totals)
+
+    def matrix(self, group: Group) -> Array:
+        """Bytes from each rank to each, on all ranks of a group: int64 (size, size).
+
+        A collective: every member passes its own ledger. Ranks outside the group don't appear.
+        """
+        sent = self.by("dest")
+        row = np.array([[sent.get(rank, 0) for rank in group.ranks]], np.int64)
+        return group.all_gather(row, sizes=[1] * group.size, purpose="control")
 
     def table(self) -> str:
         """All that was sent by this rank, one line for each op, algorithm, axis and purpose."""

@@ -16,6 +16,7 @@ from mpi4py import MPI
 
 from minitrain.array import Array
 from minitrain.comm import device, report
+from minitrain.comm.abort import abort
 from minitrain.comm.message import Address, Probing, Receiving, Sending, Sent, as_bytes, header_of
 from minitrain.comm.options import Options
 from minitrain.comm.transport import Request, Transport
@@ -124,7 +125,7 @@ class MPITransport(Transport):
         )
         sys.stderr.flush()
         if self._options.stall_abort:
-            MPI.COMM_WORLD.Abort(3)
+            abort(3)
 
     def enter(self, peers: Peers) -> None:
         """See `Transport.enter`: here only messages can tell calls (signature.py)."""

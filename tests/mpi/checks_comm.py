@@ -2,29 +2,124 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import numpy as np
+import pytest
 
-from minitrain.comm import Group
+from minitrain.comm import Group, MismatchError
+from minitrain.comm.group import Started
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "comm"))
+from collective_cases import BFLOAT16, OPERATIONS, REDUCTIONS, Case, check, supported
 
-def check_all_reduce_sums_every_element(group: Group) -> None:
-    for n in (0, 1, 2, 3, 5, 7, 1023):
-        x = (group.rank + 1) * np.arange(1.0, n + 1)
-        before = x.copy()
-        total = group.all_reduce(x)
-        np.testing.assert_array_equal(
-            total, group.size * (group.size + 1) / 2 * np.arange(1, n + 1)
-        )
-        np.testing.assert_array_equal(x, before)
-        assert not np.shares_memory(total, x)
+_DTYPES = (*map(np.dtype, ("float64", "float16", "int8", "bool", "complex64")), BFLOAT16)
 
 
-def check_send_and_recv_with_and_without_a_header(group: Group) -> None:
+def check_every_collective_against_numpy(group: Group) -> None:
+    """A fixed set of what Hypothesis draws for thread ranks."""
+    rng = np.random.default_rng(group.size)
+    for operation, algorithm in OPERATIONS:
+        for dtype in _DTYPES:
+            shape = tuple(int(n) for n in rng.integers(0, 4, rng.integers(1, 4)))
+            case = Case(
+                operation,
+                algorithm,
+                dtype,
+                shape,
+                op=str(rng.choice([*REDUCTIONS])),
+                axis=int(rng.integers(len(shape))),
+                root=int(rng.integers(group.size)),
+                known=bool(rng.integers(2)),
+            )
+            if supported(case):
+                check(group, case)
+
+
+def check_messages_above_the_limit_are_cut(group: Group) -> None:
+    """Case J1: with 1000 bytes a message, all is as without the limit; 1000 bytes exactly, too."""
+    before, group.transport.limit = group.transport.limit, 1000
+    try:
+        for size in (125, 10007):
+            for operation, algorithm in OPERATIONS:
+                shape = (size,)
+                for known in (False, True):
+                    dtype = np.dtype(np.float64)
+                    check(group, Case(operation, algorithm, dtype, shape, "sum", 0, 0, known))
+            check_send_and_recv_with_and_without_a_header(group, np.arange(float(size)))
+    finally:
+        group.transport.limit = before
+
+
+def check_send_and_recv_with_and_without_a_header(
+    group: Group, x: np.ndarray | None = None
+) -> None:
     right, left = (group.rank + 1) % group.size, (group.rank - 1) % group.size
-    x = np.arange(6, dtype=np.int16).reshape(2, 3) + 100 * group.rank
-    want = np.arange(6, dtype=np.int16).reshape(2, 3) + 100 * left
+    base = np.arange(6, dtype=np.int16).reshape(2, 3) if x is None else x
+    x, want = base + 100 * group.rank, base + 100 * left
     for like, header in ((None, True), (x, True), (x, False)):
         group.send(x, right, header=header)
         got = group.recv(left, like)
-        assert got.dtype == np.int16
+        assert got.dtype == base.dtype
         np.testing.assert_array_equal(got, want)
+
+
+def check_a_sent_array_may_be_changed_at_once(group: Group) -> None:
+    """Case J7, with 8 MB, which MPI does not buffer, and slices that are no contiguous memory."""
+    right, left = (group.rank + 1) % group.size, (group.rank - 1) % group.size
+    x = np.empty((4, 1 << 18, 2))
+    sends = []
+    for micro_batch in range(4):
+        x[micro_batch] = group.rank * 10 + micro_batch
+        sends.append(group.isend(x[micro_batch, :, 0], right))
+        x[micro_batch] = -1
+    for micro_batch in range(4):
+        got = group.recv(left)
+        assert (got == left * 10 + micro_batch).all()
+    for send in sends:
+        send.wait()
+
+
+def check_early_and_late_receives_keep_their_order(group: Group) -> None:
+    """A receive without `like` asks for its message; a later one must not take it meanwhile."""
+    right, left = (group.rank + 1) % group.size, (group.rank - 1) % group.size
+    receives = [group.irecv(left, like) for like in (None, np.empty(2), None)]
+    for size in (1, 2, 3):
+        group.send(np.full(size, float(size)), right)
+    for size in (3, 2, 1):
+        np.testing.assert_array_equal(receives[size - 1].wait(), np.full(size, float(size)))
+
+
+def check_what_is_started_may_finish_in_any_order(group: Group) -> None:
+    start: Started = group.start
+    sums = [start.all_reduce(np.full(50_000, 10.0**i)) for i in range(4)]
+    order = np.random.default_rng(group.rank).permutation(4)
+    results = {i: sums[i].wait() for i in order}
+    for i in range(4):
+        np.testing.assert_array_equal(results[i], np.full(50_000, group.size * 10.0**i))
+
+
+def check_a_message_of_another_shape_is_refused(group: Group) -> None:
+    if group.rank == 0:
+        group.isend(np.ones(3), group.size - 1, header=False)
+    if group.rank == group.size - 1:
+        want = r"rank 0 sent 24 bytes .* float64 \(4,\) was expected"
+        with pytest.raises(ValueError, match=want):
+            group.recv(0, np.ones(4))
+
+
+def check_collectives_are_compared_when_asked(group: Group) -> None:
+    """--check-collectives: members hear of each other's call before any other message."""
+    group.transport.check_collectives = True
+    try:
+        check(group, Case("all_reduce", None, np.dtype("f8"), (5,), "sum", 0, 0, True))
+        if group.size > 1:
+            with pytest.raises(MismatchError) as caught:
+                group.barrier() if group.rank == 0 else group.all_reduce(np.ones(3))
+            text = str(caught.value)
+            assert "barrier(dissemination) at " in text
+            assert "all_reduce(doubling, sum, float64, (3,)) at " in text
+            assert text.count("checks_comm.py:") == 2
+    finally:
+        group.transport.check_collectives = False

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,110 @@ def run(n: int, *command: str, seconds: float = 30) -> subprocess.CompletedProce
     )
 
 
+def program(tmp_path: Path, text: str) -> str:
+    """The path of a file with a program in it."""
+    path = tmp_path / "program.py"
+    path.write_text("import os, signal, sys, time\nimport numpy as np\n" + text)
+    return str(path)
+
+
 def test_every_check_on_one_to_five_ranks() -> None:
     job = run(5, str(HERE / "run_checks.py"))
     assert job.returncode == 0, job.stdout[-2000:] + job.stderr[-6000:]
     assert "checks passed" in job.stdout.splitlines()[-1]
+
+
+def test_a_rank_that_raises_ends_the_job_with_its_traceback(tmp_path: Path) -> None:
+    """Case J6, entered as the console script is. The others wait, for ever if nobody ends them."""
+    text = """
+from minitrain.comm import end_together, world
+with end_together():
+    group = world()
+    if group.rank == 2:
+        raise MemoryError("the reason")
+    group.all_reduce(np.ones(1000))
+"""
+    start = time.monotonic()
+    job = run(4, program(tmp_path, text))
+    assert time.monotonic() - start < 5
+    assert job.returncode != 0
+    assert job.stderr.count("MemoryError: the reason") == 1
+    assert "rank 2 failed, so all 4 end" in job.stderr
+    assert 'raise MemoryError("the reason")' in job.stderr
+
+
+def test_killing_a_rank_in_an_all_reduce_ends_the_job(tmp_path: Path) -> None:
+    text = """
+from minitrain.comm import world
+group = world()
+for step in range(10**6):
+    if step == 50 and group.rank == 1:
+        operation = group.start.all_reduce(np.ones(10**6))
+        os.kill(os.getpid(), signal.SIGKILL)
+    group.all_reduce(np.ones(10**6))
+"""
+    start = time.monotonic()
+    job = run(3, program(tmp_path, text))
+    assert time.monotonic() - start < 10
+    assert job.returncode != 0
+
+
+_ENDS = {
+    # How rank 1 of 3 ends, before MPI has started (False) or in a collective → the job's status.
+    "raise KeyboardInterrupt": 130,
+    "raise SystemExit(3)": 3,
+    "sys.exit('a message')": 1,
+    "thread = threading.Thread(target=lambda: 1 / 0); thread.start(); thread.join()": 1,
+}
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("end", [*_ENDS])
+@pytest.mark.parametrize("started", [False, True])
+def test_every_way_to_end_ends_the_job(end: str, started: bool, tmp_path: Path) -> None:
+    world = "world()" if started else "int(os.environ.get('PMI_RANK', 0))"
+    text = f"""
+import threading
+from minitrain.comm import end_together, world
+with end_together():
+    rank = getattr({world}, "rank", None) if {started} else {world}
+    if rank == 1:
+        {end}
+    world().all_reduce(np.ones(1000))
+"""
+    start = time.monotonic()
+    job = run(3, program(tmp_path, text))
+    assert time.monotonic() - start < 10
+    assert job.returncode == _ENDS[end], job.stderr
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("started", [False, True])
+def test_a_status_that_all_ranks_agree_on_is_no_abort(started: bool, tmp_path: Path) -> None:
+    text = f"""
+from minitrain.comm import end_together, world
+with end_together():
+    if {started}:
+        world().barrier()
+    sys.exit(3)
+"""
+    job = run(3, program(tmp_path, text))
+    assert job.returncode == 3
+    assert "Abort" not in job.stderr
+
+
+@pytest.mark.deep
+def test_a_stall_is_reported_with_the_call_and_aborted_if_asked(tmp_path: Path) -> None:
+    text = """
+from minitrain.comm import Options, world
+group = world(Options(stall_timeout=1.0, stall_abort=True))
+if group.rank == 0:
+    group.recv(1, tag=7)
+group.barrier()
+"""
+    job = run(2, program(tmp_path, text))
+    assert job.returncode == 3
+    assert "rank 0 has waited 1 s to receive from rank 1 (group 'world' of [0, 1], tag 7)" in (
+        job.stderr
+    )
+    assert "program.py:6" in job.stderr
