@@ -152,7 +152,11 @@ def parallelize(
     Raises:
         LayoutError: a layout that does not fit the model, or needs a strategy that isn't there yet.
     """
-    _check(model, mesh.layout)
+    config = model.config
+    check_supported(mesh.layout)
+    mesh.layout.check(
+        heads=config.heads, layers=config.layers, vocab=config.vocab, context=config.context
+    )
     parameters: dict[str, Parameter] = model.parameters()
     for parameter in parameters.values():
         parameter.placement = WHOLE
@@ -184,15 +188,15 @@ def _cut(model: Any, mesh: Mesh) -> None:
         )
 
 
-def _check(model: Any, layout: Layout) -> None:
-    """Refuse a layout that does not fit the model, before anything is cut or sent."""
+def check_supported(layout: Layout) -> None:
+    """Refuse a layout that needs a strategy which is not there yet.
+
+    Raises:
+        LayoutError: naming the axes.
+    """
     others = [axis for axis in ("pp", "shard", "cp", "ep") if getattr(layout, axis) > 1]
     if others:
         raise LayoutError(
             f"layout {layout} uses {', '.join(others)}, which this version cannot run yet; data "
             f"and tensor parallelism it can, such as dp{layout.size} or tp{layout.size}"
         )
-    config = model.config
-    layout.check(
-        heads=config.heads, layers=config.layers, vocab=config.vocab, context=config.context
-    )
