@@ -136,4 +136,4 @@ group.barrier()
     assert "rank 0 has waited 1 s to receive from rank 1 (group 'world' of [0, 1], tag 7)" in (
         job.stderr
     )
-    assert "program.py:6" in job.stderr
+    assert "program.py:8" in job.stderr
