@@ -17,6 +17,7 @@ COMMANDS = {
     "train": ("train", "train"),
     "verify": ("verify", "verify"),
     "generate": ("generate", "generate"),
+    "convert": ("convert", "convert"),
     "doctor": ("doctor", "doctor"),
 }
 

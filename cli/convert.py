@@ -1,0 +1,54 @@
+"""minitrain convert."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from .main import fail
+
+
+@click.command()
+@click.argument("source")
+@click.argument("target")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON value instead of a line.")
+def convert(source: str, target: str, as_json: bool) -> int:
+    """Convert weights between Hugging Face's layout and minitrain's, whichever SOURCE is not.
+
+    SOURCE is a folder with a config.json and safetensors of a GPT-2 or a Llama, and TARGET the run
+    folder to make, which `minitrain generate TARGET` takes; or SOURCE is a run or a checkpoint, and
+    TARGET the folder to make in Hugging Face's layout.
+    """
+    from minitrain.nn.families import to_values
+    from minitrain.train import pretrained
+    from minitrain.train.build import load_model, save_model
+    from minitrain.train.sample import find
+
+    old, new = Path(source), Path(target)
+    try:
+        if (old / "config.json").exists():
+            model, tokenizer = pretrained.read(old)
+            if new.exists():
+                raise pretrained.PretrainedError(f"{new} is there already; take another folder")
+            save_model(model, tokenizer, new / "checkpoints")
+        else:
+            model, tokenizer = load_model(find(old))
+            pretrained.write(new, model, tokenizer)
+    except ValueError as error:
+        fail(str(error), 2)
+    arrays = [p.array for p in model.parameters().values()]
+    found = {
+        "target": target,
+        "family": to_values(model.config)["family"],
+        "parameters": sum(x.size for x in arrays),
+        "dtype": arrays[0].dtype.name,
+        "tokenizer": tokenizer.spec,
+    }
+    if as_json:
+        click.echo(json.dumps(found))
+    else:
+        words = "{target}: {family} of {parameters:,} {dtype} parameters, tokenizer {tokenizer}"
+        click.echo(words.format_map(found))
+    return 0

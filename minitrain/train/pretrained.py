@@ -1,0 +1,120 @@
+"""Models in Hugging Face's layout: a folder with config.json, safetensors and tokenizer.json."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes  # noqa: F401  (makes bfloat16 a type that NumPy, and so safetensors, knows)
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from minitrain.array import to_host
+from minitrain.nn.families import Model, declare
+from minitrain.nn.huggingface import from_theirs, to_theirs
+from minitrain.nn.huggingface_config import config_from, config_to
+from minitrain.train.tokenizer import ByteTokenizer, IdTokenizer, Tokenizer, tokenizer_of
+
+_WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
+# What safetensors calls the types that weights may have; all but the first become float32.
+_FLOATS = ("F64", "F32", "F16", "BF16")
+
+
+class PretrainedError(ValueError):
+    """A folder that holds no model in Hugging Face's layout, or that can't be written."""
+
+
+def read(folder: Path) -> tuple[Model, Tokenizer]:
+    """The plain model in a folder, filled, and its tokenizer.
+
+    float64 weights stay so; others become float32. Without a tokenizer.json the tokens of a model
+    with 256 of them are bytes, those of any other plain numbers.
+
+    Raises:
+        PretrainedError: a file that is missing or broken. FamilyError, WeightsError: a model that
+            is none of ours. TokenizerError: a tokenizer that can't be read.
+    """
+    try:
+        config = config_from(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+        tensors = _Tensors(folder)
+        arrays = from_theirs(config, tensors, tensors.dtype)
+    except (OSError, SafetensorError, json.JSONDecodeError, KeyError, TypeError) as error:
+        raise PretrainedError(f"{folder} holds no whole model: {error}") from error
+    model = declare(config)
+    for name, parameter in model.parameters().items():
+        parameter.array = arrays[name]
+    if (folder / "tokenizer.json").exists():
+        return model, tokenizer_of("tokenizer.json", folder=folder)
+    return model, ByteTokenizer() if config.vocab == 256 else IdTokenizer(config.vocab)
+
+
+def write(folder: Path, model: Model, tokenizer: Tokenizer) -> None:
+    """Write a filled plain model into a new folder, as a whole or not at all.
+
+    Raises:
+        PretrainedError: the folder is there already, or the disk is full or refuses.
+    """
+    if folder.exists():
+        raise PretrainedError(f"{folder} is there already; take another folder, or remove it")
+    temporary = folder.with_name(f".{folder.name}.part")
+    arrays = {name: to_host(p.array) for name, p in model.parameters().items()}
+    dtype = next(iter(arrays.values())).dtype.name
+    texts = {"config.json": json.dumps(config_to(model.config, dtype), indent=2), **tokenizer.files}
+    if tokenizer.files:
+        texts["tokenizer_config.json"] = '{"tokenizer_class": "PreTrainedTokenizerFast"}'
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        for name, text in texts.items():
+            (temporary / name).write_text(text, encoding="utf-8")
+        # Contiguous, as to_theirs makes them: safetensors would write a view wrongly, and silently.
+        save_file(to_theirs(model.config, arrays), temporary / _WEIGHTS, {"format": "pt"})
+        temporary.rename(folder)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise PretrainedError(f"cannot write {folder}: {error}") from error
+
+
+class _Tensors(Mapping[str, Any]):
+    """The arrays of a folder by name, read when they are asked for; in one file, or in several
+    with an index."""
+
+    def __init__(self, folder: Path):
+        index = folder / _INDEX
+        self._files: dict[str, Any]
+        if (folder / _WEIGHTS).exists():
+            file: Any = safe_open(folder / _WEIGHTS, "np")
+            self._files = dict.fromkeys(file.keys(), file)
+        elif index.exists():
+            places = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            files = {name: safe_open(folder / name, "np") for name in set(places.values())}
+            self._files = {name: files[place] for name, place in places.items()}
+        else:
+            raise PretrainedError(
+                f"{folder} has no {_WEIGHTS} and no {_INDEX}; pickled weights (*.bin, *.pt) are "
+                "never read, as they can run code: save them as safetensors"
+            )
+
+    def __getitem__(self, name: str) -> Any:
+        return self._files[name].get_tensor(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    @property
+    def dtype(self) -> Any:
+        """What all the weights fit into: float64 if any is, else float32."""
+        kinds = {name: file.get_slice(name).get_dtype() for name, file in self._files.items()}
+        for name, kind in kinds.items():
+            if kind not in _FLOATS:
+                raise PretrainedError(
+                    f"{name} is of type {kind}; weights here are {', '.join(_FLOATS)}"
+                )
+        return np.dtype(np.float64 if "F64" in kinds.values() else np.float32)
