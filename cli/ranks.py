@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import functools
 import os
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import click
 
-from minitrain.comm.launch import launched
+from minitrain.comm.launch import launched, mpiexec_command
 from minitrain.layout import AXES, Layout, LayoutError
 
 T = TypeVar("T")
@@ -39,16 +36,23 @@ class Ranks(NamedTuple):
         launch = launched()
         return launch is None or launch.rank == 0
 
-    def run(self, function: Callable[..., T], *args: Any) -> T:
-        """function(group, *args) on every rank; the result of rank 0 (or of this MPI process).
+    def launch(self) -> None:
+        """Where MPI is asked for and not yet there, become an mpiexec that runs the same command
+        again on every rank. To be called once the command is known to be right.
 
-        Where MPI is asked for and not yet there, this process becomes an mpiexec that runs the
-        same command again on every rank.
+        Raises:
+            LauncherError: there is no mpiexec.
         """
+        if self.backend == "mpi" and self.layout.size > 1 and not self.under_mpi:
+            command = [*mpiexec_command(self.layout.size), sys.executable, "-m", "minitrain_cli"]
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os.execv(command[0], command + sys.argv[1:])
+
+    def run(self, function: Callable[..., T], *args: Any) -> T:
+        """function(group, *args) on every rank; the result of rank 0 (or of this MPI process)."""
         from minitrain.comm import run_ranks, world
 
-        if self.backend == "mpi" and self.layout.size > 1 and not self.under_mpi:
-            _become_mpiexec(self.layout.size)
         if self.backend == "mpi":
             return function(world(), *args)
         return run_ranks(self.layout.size, function, *args)[0]
@@ -111,22 +115,3 @@ def read_ranks(text: str | None, words: list[str], n: int | None, backend: str |
     layout = Layout.parse(text) if text else Layout(dp=count or 1)
     layout.check(ranks=count)
     return Ranks(layout, "mpi" if under > 1 else backend or "threads", under > 1)
-
-
-def _become_mpiexec(n: int) -> None:
-    """Replace this process by an mpiexec that runs the same command on n ranks."""
-    beside = Path(sys.executable).parent / "mpiexec"
-    mpiexec = str(beside) if beside.exists() else shutil.which("mpiexec")
-    if mpiexec is None:
-        raise LayoutError(
-            "--backend mpi needs mpiexec, which is neither beside this Python nor on the PATH: "
-            "pip install 'minitrain[mpi]', or leave --backend away for threads"
-        )
-    version = subprocess.run([mpiexec, "--version"], capture_output=True, text=True).stdout
-    open_mpi = "Open MPI" in version or "OpenRTE" in version
-    # Open MPI refuses more ranks than cores, and root, unless told otherwise.
-    flags = ["--oversubscribe"] if open_mpi else []
-    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    command = [mpiexec, *flags, "-n", str(n), sys.executable, "-m", "minitrain_cli", *sys.argv[1:]]
-    sys.stdout.flush()
-    os.execve(mpiexec, command, {**os.environ, **(root if open_mpi else {})})

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import traceback
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,6 +16,7 @@ from .ranks import Ranks, read_ranks
 
 if TYPE_CHECKING:
     from minitrain.comm.group import Group
+    from minitrain.oracle.reference import Trace
     from minitrain.oracle.verify import Report, Task
 
 DEFAULT = ("dp1", "dp2", "dp3", "dp4")
@@ -25,7 +28,7 @@ EQUAL, DIFFERENT, USAGE, BROKEN = range(4)
 @click.option("--layout", "more", multiple=True, metavar="WORDS", help="The same as an argument.")
 @click.option("-n", "--ranks", "n", type=click.IntRange(1), help="How many ranks. [any]")
 @click.option("--backend", type=click.Choice(["threads", "mpi"]), help="What ranks are. [threads]")
-@click.option("--steps", type=click.IntRange(1), default=3, help="Steps with each optimizer. [3]")
+@click.option("--steps", type=click.IntRange(1), default=4, help="Steps with each optimizer. [4]")
 @click.option("--micro-batches", type=click.IntRange(1), default=2, help="Parts of a batch. [2]")
 @click.option("--seed", type=click.IntRange(0), default=0, help="Of weights, data, dropout. [0]")
 @click.option("--fault", metavar="NAME", help="Plant a known fault, to see it found.")
@@ -54,17 +57,16 @@ def verify(
         task = _task(chosen, steps, micro_batches, seed, fault)
     except ValueError as error:
         fail(str(error), USAGE)
-    try:
-        reports = [_hold(ranks, task, fault) for ranks in chosen]
-    except Exception as error:
-        click.echo(f"{type(error).__name__}: {error}", err=True)
-        return BROKEN
-    for report in reports if chosen[0].first else ():
-        click.echo(_line(report))
-    ok = all(report.ok for report in reports)
+    chosen[0].launch()
+    verdicts, status = [], EQUAL
+    reference = task.reference()
+    for ranks in chosen:
+        verdict, found = _judge(ranks, task, reference, fault)
+        verdicts.append(verdict)
+        status = max(status, found)
     if as_json and chosen[0].first:
-        click.echo(json.dumps({"ok": ok, "rows": [_as_json(report) for report in reports]}))
-    return EQUAL if ok else DIFFERENT
+        click.echo(json.dumps({"ok": status == EQUAL, "rows": verdicts}))
+    return status
 
 
 def _layouts(texts: tuple[str, ...], n: int | None, backend: str | None) -> list[Ranks]:
@@ -81,12 +83,14 @@ def _task(
     """What is trained, once it is known that every layout can."""
     from minitrain.oracle.mutants import check_name
     from minitrain.oracle.verify import Task
+    from minitrain.parallel.compose import check_supported
 
     check_name(fault)
     task = Task(steps=steps, micro_batches=micro_batches, seed=seed)
     if len(chosen) > 1 and any(ranks.backend == "mpi" for ranks in chosen):
         raise LayoutError("--backend mpi verifies one layout at a time; give one")
     for ranks in chosen:
+        check_supported(ranks.layout)
         ranks.layout.check(
             heads=task.model.heads,
             layers=task.model.layers,
@@ -96,20 +100,37 @@ def _task(
     return task
 
 
-def _hold(ranks: Ranks, task: Task, fault: str | None) -> Report:
-    """One layout against the reference, on threads or as one of several MPI processes."""
+def _judge(
+    ranks: Ranks, task: Task, reference: dict[str, Trace], fault: str | None
+) -> tuple[dict[str, Any], int]:
+    """One layout held against the reference and the verdict printed; as JSON, and as a status."""
     from minitrain.oracle.mutants import planted
     from minitrain.oracle.verify import Report
 
-    with planted(fault):
-        rows = ranks.run(_rank, ranks.layout, task)
-    return Report(str(ranks.layout), rows)
+    try:
+        with planted(fault):
+            report = Report(str(ranks.layout), ranks.run(_rank, ranks.layout, task, reference))
+    except Exception as error:  # whatever it is: a crash is a verdict too
+        return _broken(ranks, error), BROKEN
+    if ranks.first:
+        click.echo(_line(report))
+    return _as_json(report), EQUAL if report.ok else DIFFERENT
 
 
-def _rank(group: Group, layout: Layout, task: Task) -> Any:
+def _rank(group: Group, layout: Layout, task: Task, reference: dict[str, Trace]) -> Any:
     from minitrain.oracle.verify import gather_rows, verify_rank
 
-    return gather_rows(group, verify_rank(group, layout, task, task.reference()))
+    return gather_rows(group, verify_rank(group, layout, task, reference))
+
+
+def _broken(ranks: Ranks, error: Exception) -> dict[str, Any]:
+    """The traceback of a hang or a crash, on whichever rank it was, and the verdict as JSON."""
+    click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
+    reason = f"{type(error).__name__}: {error}"
+    if ranks.first:
+        click.echo(f"{ranks.layout}: BROKEN, {reason.splitlines()[0]}")
+    rows = {"worst": None, "first_wrong": None}
+    return {"layout": str(ranks.layout), "ok": False, **rows, "broken": reason}
 
 
 def _line(report: Report) -> str:
@@ -127,7 +148,8 @@ def _line(report: Report) -> str:
 def _as_json(report: Report) -> dict[str, Any]:
     rows = {"worst": report.worst, "first_wrong": report.first}
     return {"layout": report.layout, "ok": report.ok} | {
-        name: row and {"tensor": row.tensor, "rank": row.rank, "error": row.error,
-                       "bound": row.bound}
+        name: row and {"tensor": row.tensor, "rank": row.rank, "bound": row.bound,
+                       # JSON has no infinity.
+                       "error": min(row.error, sys.float_info.max)}
         for name, row in rows.items()
     }  # fmt: skip

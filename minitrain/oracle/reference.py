@@ -102,8 +102,8 @@ def awkward_batches(vocab: int, context: int, size: int, steps: int, seed: int) 
     """Batches on which a wrong normaliser or a lost row shows.
 
     Sequences have very different numbers of valid tokens; in every second batch the first third
-    has none, so some data ranks have nothing to learn from; the ids 0 and V-1 occur as tokens and
-    as labels.
+    has none, so some data ranks have nothing to learn from, and in every fourth no sequence has
+    any; the ids 0 and V-1 occur as tokens and as labels.
     """
     batches = []
     for step in range(steps):
@@ -116,5 +116,7 @@ def awkward_batches(vocab: int, context: int, size: int, steps: int, seed: int) 
         if step % 2:
             labels[: size // 3] = IGNORE
         labels[-1, : context // 2] = vocab - 1  # at least something counts
+        if step % 4 == 3:
+            labels[:] = IGNORE
         batches.append(Batch(tokens, labels, np.arange(size), step, size))
     return batches

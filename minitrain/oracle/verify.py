@@ -14,10 +14,12 @@ from minitrain.batch import Batch
 from minitrain.comm import run_ranks
 from minitrain.comm.group import Group
 from minitrain.layout import Layout
-from minitrain.nn import GPT, GPTConfig
+from minitrain.nn import GPTConfig
+from minitrain.nn.families import Config, declare
 from minitrain.optim import SGD, AdamW, Optimizer, Schedule
 from minitrain.oracle.compare import (
     BOUND,
+    Part,
     Row,
     compare_gradients,
     compare_numbers,
@@ -26,7 +28,7 @@ from minitrain.oracle.compare import (
 )
 from minitrain.oracle.mutants import planted
 from minitrain.oracle.reference import Trace, awkward_batches, train_serially
-from minitrain.parallel import Mesh, parallelize
+from minitrain.parallel import Mesh, ParallelModel, parallelize
 from minitrain.train.step import Stepper
 
 # The preset nano, with dropout on so that masks are verified too.
@@ -74,14 +76,16 @@ class Task:
         steps: how many steps with each optimizer.
         batch, micro_batches: sequences of a step, and the parts they are computed in.
         clip: the largest global norm; small, so that clipping is active.
+        bucket: bytes of gradient that are reduced together; few, so that there are many buckets.
         seed: of weights, data and dropout.
     """
 
-    model: GPTConfig = NANO
-    steps: int = 3
+    model: Config = NANO
+    steps: int = 4
     batch: int = 24
     micro_batches: int = 2
     clip: float | None = 0.5
+    bucket: int = 1 << 16
     seed: int = 0
     optimizers: dict[str, Optimizer] = field(default_factory=lambda: dict(OPTIMIZERS))
 
@@ -99,7 +103,7 @@ class Task:
         """The single-device run with each optimizer."""
         return {
             name: train_serially(
-                GPT(self.model).initialize(self.seed, "float64"),
+                declare(self.model).initialize(self.seed, "float64"),
                 self.batches(),
                 optimizer,
                 self.schedule().rate,
@@ -112,7 +116,7 @@ class Task:
 
 
 def verify(
-    model_config: GPTConfig = NANO,
+    model_config: Config = NANO,
     layout: Layout | str = "dp2",
     *,
     fault: str | None = None,
@@ -141,19 +145,29 @@ def verify_rank(group: Group, layout: Layout, task: Task, reference: dict[str, T
     for name, optimizer in task.optimizers.items():
         stepper = Stepper(
             parallelize(
-                GPT(task.model),
+                declare(task.model),
                 Mesh(group, layout),
                 micro_batches=task.micro_batches,
                 seed=task.seed,
                 dtype="float64",
+                bucket=task.bucket,
             ),
             optimizer,
             task.schedule().rate,
             task.clip,
         )
         trace = _train(stepper, task.batches())
-        rows += _compare(name, trace, reference[name], group.rank)
+        rows += _compare(name, trace, reference[name], group.rank, _part_of(stepper.model))
     return rows
+
+
+def _part_of(model: ParallelModel) -> Part:
+    """Which part of a whole tensor this rank must hold: its placement says."""
+
+    def part(name: str, x: Any) -> Any:
+        return model.parameters[name].placement.cut(x, model.mesh.coordinates)
+
+    return part
 
 
 def _train(stepper: Stepper, batches: list[Batch]) -> Trace:
@@ -168,11 +182,13 @@ def _train(stepper: Stepper, batches: list[Batch]) -> Trace:
     return trace
 
 
-def _compare(name: str, got: Trace, expected: Trace, rank: int) -> Iterator[Row]:
+def _compare(name: str, got: Trace, expected: Trace, rank: int, part: Part) -> Iterator[Row]:
     for i, gradients in enumerate(expected.gradients):
         step = f"{name} step {i + 1}"
         yield compare_numbers(f"{step} loss", got.losses[i], expected.losses[i], rank=rank)
-        yield from compare_gradients(f"{step} gradient", got.gradients[i], gradients, rank=rank)
+        yield from compare_gradients(
+            f"{step} gradient", got.gradients[i], gradients, part=part, rank=rank
+        )
         yield compare_numbers(f"{step} norm", got.norms[i], expected.norms[i], rank=rank)
     noise = zero_by_algebra(expected.gradients)
     # AdamW's step from noise: 1e-12 of the gradient over ε = 1e-8, in units of the learning rate.
@@ -186,6 +202,7 @@ def _compare(name: str, got: Trace, expected: Trace, rank: int) -> Iterator[Row]
             stepped=expected.stepped,
             noise=noise,
             noise_bound=BOUND / 1e-8,
+            part=part,
             rank=rank,
         )
 
@@ -197,12 +214,10 @@ def _in_order(ranks: list[list[Row]]) -> list[Row]:
 
 
 def gather_rows(group: Group, rows: list[Row]) -> list[Row]:
-    """The rows of all ranks in the order of the run, at rank 0; the others keep their own."""
-    text = json.dumps([row.__dict__ for row in rows]).encode()
-    texts = group.gather(np.frombuffer(text, np.uint8), purpose="control")
-    if texts is None:
-        return rows
-    found = [json.loads(bytes(text)) for text in texts]
+    """The rows of all ranks in the order of the run, on every rank: all come to one verdict."""
+    text = json.dumps([row.__dict__ for row in rows]) + "\n"
+    texts = group.all_gather(np.frombuffer(text.encode(), np.uint8), purpose="control")
+    found = [json.loads(line) for line in bytes(texts).splitlines()]
     return _in_order(
         [[Row(**{**row, "index": tuple(row["index"])}) for row in rank] for rank in found]
     )
