@@ -108,14 +108,15 @@ class Embedding(Module):
     def __init__(self, vocab: int, context: int, width: int, std: float, dropout: float):
         self.token = Table(vocab, width, normal(std))
         self.position = Table(context, width, normal(std))
+        self.context = context
         self.dropout = Dropout(dropout)
 
     def forward(self, tokens: Array, positions: Array) -> Tensor:
         """tokens (B, T), positions (T,) -> (B, T, C)."""
-        context = self.position.weight.declared[0]
-        if positions.size and int(positions.max()) >= context:
+        if positions.size and int(positions.max()) >= self.context:
             raise ValueError(
-                f"position {int(positions.max())} is beyond the model's context of {context} tokens"
+                f"position {int(positions.max())} is beyond the model's context of {self.context} "
+                "tokens"
             )
         return self.dropout(self.token(tokens) + self.position(positions))
 
