@@ -21,9 +21,7 @@ def synchronise(x: Array) -> None:
 
 
 def readable(x: Array, cuda_aware: bool) -> Array:
-    """x, or a copy of it in pinned host memory, for MPI to read."""
-    if namespace(x) is np:
-        return x
+    """A GPU array, or a copy of it in pinned host memory, for MPI to read."""
     if cuda_aware:
         synchronise(x)
         return x
@@ -31,8 +29,8 @@ def readable(x: Array, cuda_aware: bool) -> Array:
 
 
 def room_for(x: Array, cuda_aware: bool) -> Array:
-    """x, or pinned host memory like it, for MPI to write to; `settle` brings it to x."""
-    if cuda_aware or namespace(x) is np:
+    """A GPU array, or pinned host memory like it, for MPI to write to; then `settle` it."""
+    if cuda_aware:
         synchronise(x)  # whoever still reads what x held before
         return x
     return _pinned(x)
@@ -40,9 +38,8 @@ def room_for(x: Array, cuda_aware: bool) -> Array:
 
 def settle(room: Array, x: Array) -> None:
     """Bring what MPI wrote to room into x."""
-    if room is not x:
-        x.set(room)
-        synchronise(x)  # the pinned room may be taken for something else after this
+    x.set(room)
+    synchronise(x)  # the pinned room may be taken for something else after this
 
 
 def _pinned(x: Array) -> Any:

@@ -6,7 +6,7 @@ So a receiver that does not know the size finds the end, whether or not a header
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,24 +30,29 @@ class Address(NamedTuple):
 class Sending:
     """A message that MPI is sending; the memory stays as it is, and alive, until it is done."""
 
-    array: Array = None
-    error: Exception | None = None
+    __slots__ = ("_data", "_requests", "address", "array", "error", "peer")
     verb = "send to"
 
     def __init__(
         self, data: Any, dest: int, address: Address, limit: int, start: Callable[..., MPI.Request]
     ) -> None:
+        self.array: Array = None
+        self.error: Exception | None = None
         self.peer = dest
         self.address = address
         self._data = data
-        self._requests = [start(part, dest, address.tag) for part in _parts(data, limit)]
+        tag = address.tag
+        self._requests = [start(part, dest, tag) for part in parts(data, limit)]
 
     @property
     def done(self) -> bool:
         """Whether all parts have left."""
-        while self._requests and self._requests[-1].Test():
-            self._requests.pop()
-        return not self._requests
+        requests = self._requests
+        while requests:
+            if not requests[-1].Test():
+                return False
+            requests.pop()
+        return True
 
 
 class Sent:
@@ -61,39 +66,42 @@ class Sent:
 class Receiving:
     """A message of known size, received into the caller's memory."""
 
+    __slots__ = ("_left", "_requests", "_room", "address", "array", "error", "peer")
     verb = "receive from"
 
-    def __init__(
-        self, out: Array, source: int, address: Address, limit: int, cuda_aware: bool
-    ) -> None:
+    def __init__(self, out: Array, room: Array, source: int, address: Address, limit: int) -> None:
+        """room: where MPI writes to; out itself, or host memory for it."""
         self.array = out
         self.error: Exception | None = None
         self.peer = source
         self.address = address
-        self._room = device.room_for(out, cuda_aware)
-        data = as_bytes(self._room)
-        self._left = data.size
-        self._requests = [
-            address.comm.Irecv(part, source, address.tag) for part in _parts(data, limit)
-        ]
+        self._room = room
+        self._left = out.nbytes
+        start, tag = address.comm.Irecv, address.tag
+        self._requests = [start(part, source, tag) for part in parts(as_bytes(room), limit)]
+        self._requests.reverse()
 
     @property
     def done(self) -> bool:
         """Whether all parts are here; a message that was too short is an error."""
-        if not self._requests:
-            return True
-        while self._requests and self._requests[0].Test(_STATUS):
-            self._requests.pop(0)
-            self._left -= _STATUS.Get_count(MPI.BYTE)
-        if self._requests:
-            return False
-        device.settle(self._room, self.array)
+        requests = self._requests
+        while requests:
+            if not requests[-1].Test(_STATUS):
+                return False
+            requests.pop()
+            self._left -= _STATUS.Get_count(_BYTE)
+            if not requests:
+                self._settle()
+        return True
+
+    def _settle(self) -> None:
+        if self._room is not self.array:
+            device.settle(self._room, self.array)
         if self._left:
             self.error = ValueError(
                 f"expected {report.array(self.array)} from rank {self.peer}, "
                 f"which sent {self._left} bytes less"
             )
-        return True
 
 
 class Probing:
@@ -148,16 +156,18 @@ class Probing:
 
 
 _STATUS = MPI.Status()  # written and read between two calls; MPI ranks have one thread
+_BYTE = MPI.BYTE
 
 
 def as_bytes(x: Array) -> Any:
     """The memory of a contiguous array, as a view."""
-    return x.reshape(-1).view(np.uint8)
+    return (x if x.ndim == 1 else x.reshape(-1)).view(np.uint8)
 
 
-def _parts(data: Any, limit: int) -> list[Any]:
+def parts(data: Any, limit: int) -> Sequence[Any]:
+    """data cut for MPI; a last part is shorter than the limit, if need be empty."""
     if data.size < limit:
-        return [data]
+        return (data,)
     return [data[start : start + limit] for start in range(0, data.size + 1, limit)]
 
 

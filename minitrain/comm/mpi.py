@@ -61,7 +61,9 @@ class MPITransport(Transport):
 
     def send(self, x: Array, dest: int, route: Address, *, copy: bool, header: bool) -> Request:
         """See `Transport.send`. What was copied is kept here until MPI has sent it."""
-        data = as_bytes(device.readable(x, self._options.cuda_aware))
+        if not isinstance(x, np.ndarray):
+            x = device.readable(x, self._options.cuda_aware)
+        data = as_bytes(x)
         if header:
             data = np.concatenate([data, header_of(x)])
         elif copy:
@@ -80,7 +82,10 @@ class MPITransport(Transport):
     ) -> Request:
         """See `Transport.receive`."""
         if out is not None:
-            return Receiving(out, source, route, self.limit, self._options.cuda_aware)
+            room = out
+            if not isinstance(out, np.ndarray):
+                room = device.room_for(out, self._options.cuda_aware)
+            return Receiving(out, room, source, route, self.limit)
         probing = Probing(source, route, self.limit, like)
         key = source, route.channel
         before = self._probing.get(key)
@@ -149,7 +154,14 @@ class MPITransport(Transport):
 
 
 def _any_complete(pending: Sequence[Sequence[Request]]) -> bool:
-    return any(all(request.done for request in requests) for requests in pending)
+    # Loops, since this is asked again and again, and generators take twice as long.
+    for requests in pending:
+        for request in requests:
+            if not request.done:
+                break
+        else:
+            return True
+    return False
 
 
 def _yield() -> None:

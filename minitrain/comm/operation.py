@@ -33,19 +33,22 @@ class Operation:
 
     def advance(self) -> bool:
         """Go as far as the messages that have arrived allow; True once finished."""
-        while not self.done and all(request.done for request in self._pending):
-            try:
+        try:
+            while not self.done:
+                for request in self._pending:
+                    if not request.done:
+                        return False
                 for request in self._pending:
                     if request.error is not None:
                         raise request.error
                 self._pending = next(self._steps)
-            except StopIteration as stop:
-                self._result = stop.value
-                self._finish()
-            except BaseException:
-                self._finish()
-                raise
-        return self.done
+        except StopIteration as stop:
+            self._result = stop.value
+            self._finish()
+        except BaseException:
+            self._finish()
+            raise
+        return True
 
     def wait(self) -> Any:
         """The result. Meanwhile this rank's other operations in flight move on as well."""

@@ -51,6 +51,10 @@ class Reduction:
         with np.errstate(over="ignore"):
             out[...] = x.astype(out.dtype, copy=False)
 
+    def widened(self, x: Array) -> Array:
+        """x in the dtype in which partial results are kept; x itself if it has it."""
+        return x.astype(self.dtype) if self.kept_wider else x
+
     def rounded(self, x: Array, like: Array) -> Array:
         """x in the dtype of like; x itself if it has it."""
         if not self.kept_wider:

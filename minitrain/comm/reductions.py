@@ -108,14 +108,14 @@ class Reductions(Caller):
 def _all_reduce(peers: Peers, x: Array, op: Reduction) -> Steps:
     flat = x.reshape(-1)
     if peers.algorithm != "pairwise":
-        flat = flat.astype(op.dtype, copy=False)
+        flat = op.widened(flat)
     out = namespace(x).empty_like(flat)
     yield from _ALL_REDUCE[peers.algorithm](peers, flat, out, op)
     return op.rounded(out, x).reshape(x.shape)
 
 
 def _reduce(peers: Peers, x: Array, root: int, op: Reduction) -> Steps:
-    flat = x.reshape(-1).astype(op.dtype, copy=False)
+    flat = op.widened(x.reshape(-1))
     out = namespace(x).empty_like(flat)
     yield from _REDUCE[peers.algorithm](peers, flat, out, root, op)
     return op.rounded(out, x).reshape(x.shape) if peers.rank == root else None
@@ -131,7 +131,7 @@ def _reduce_scatter(
     parts = [x[(*before, slice(a, a + size))] for a, size in zip(starts, sizes, strict=True)]
     flat = xp.concatenate([part.reshape(-1) for part in parts]) if axis else x.reshape(-1)
     if peers.algorithm != "pairwise":
-        flat = flat.astype(op.dtype, copy=False)
+        flat = op.widened(flat)
     pieces = Pieces(flat, [part.size for part in parts])
     out = Pieces(xp.empty_like(flat), [part.size for part in parts])
     yield from _REDUCE_SCATTER[peers.algorithm](peers, pieces, out, op)

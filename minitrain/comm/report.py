@@ -6,7 +6,6 @@ Every function here may run while a world is failing, and must not itself raise.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -25,18 +24,18 @@ class Call:
     """A member's call of a collective, for the others to compare with."""
 
     rank: int
-    text: str
+    call: tuple[object, ...]
     site: str
     entered: int = 0
 
+    @property
+    def text(self) -> str:
+        """The call with what all members must have passed alike."""
+        name, *agreed = self.call
+        return f"{name}({', '.join(map(str, agreed))})" if agreed else str(name)
+
     def __str__(self) -> str:
         return f"  rank {self.rank}: {self.text} at {self.site}"
-
-
-def call_text(call: Sequence[object]) -> str:
-    """A call with what all members must have passed alike."""
-    name, *agreed = call
-    return f"{name}({', '.join(map(str, agreed))})"
 
 
 def call_site(frame: FrameType | None = None) -> str:

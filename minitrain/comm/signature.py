@@ -21,7 +21,7 @@ def checked(peers: Peers, steps: Steps) -> Steps:
 
     Cost: (n-1)(α + 512β). Raises MismatchError on every rank that hears of a different call.
     """
-    mine = report.Call(peers.rank, report.call_text(peers.call), report.call_site())
+    mine = report.Call(peers.rank, peers.call, report.call_site())
     told = Peers(peers.group, peers.route, "check", "pairwise", "control")
     others = [(peers.rank + shift) % peers.size for shift in range(1, peers.size)]
     arrivals = {rank: np.empty(_LENGTH, np.uint8) for rank in others}
@@ -32,6 +32,6 @@ def checked(peers: Peers, steps: Steps) -> Steps:
     for rank, arrival in arrivals.items():
         call, _, site = arrival.tobytes().decode(errors="replace").partition("\n")
         if call != mine.text:
-            theirs = report.Call(rank, call, site.rstrip())
+            theirs = report.Call(rank, (call,), site.rstrip())
             raise MismatchError(report.mismatch(str(peers.group), mine, theirs))
     return (yield from steps)

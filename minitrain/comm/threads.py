@@ -221,11 +221,11 @@ class ThreadTransport(Transport):
             MismatchError: another member of the group made a different call.
         """
         world, tag = self.world, peers.route
-        mine = report.Call(peers.rank, report.call_text(peers.call), report.call_site())
+        mine = report.Call(peers.rank, peers.call, report.call_site())
         with world.lock:
             world.check()
             first = world.calls.setdefault(tag, mine)
-            if first.text != mine.text:
+            if first.call != mine.call:
                 raise MismatchError(report.mismatch(str(peers.group), first, mine))
             first.entered += 1
             if first.entered == peers.size:
