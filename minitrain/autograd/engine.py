@@ -17,7 +17,9 @@ Either way each gradient is the sum of the same terms in the same order, so the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from minitrain.array import Array, accumulator, namespace
 from minitrain.autograd.function import Function
@@ -25,6 +27,28 @@ from minitrain.autograd.tensor import Tensor, no_grad
 
 Edge = Function | Tensor
 Sink = Callable[[Tensor, Array, bool], None]
+
+
+class _Ambient(threading.local):
+    running: Backward | None = None
+
+
+_ambient = _Ambient()
+
+
+def running() -> Backward | None:
+    """The pass that runs on this thread, the innermost one. Inside one, a forward is a replay."""
+    return _ambient.running
+
+
+@contextmanager
+def _inside(now: Backward) -> Iterator[None]:
+    outer, _ambient.running = _ambient.running, now
+    try:
+        with no_grad():
+            yield
+    finally:
+        _ambient.running = outer
 
 
 def accumulate(leaf: Tensor, grad: Array, shared: bool) -> None:
@@ -106,7 +130,7 @@ class Backward:
 
     def _walk(self, activations: bool, weights: bool) -> None:
         later = []  # nodes that a second walk must visit, last made first
-        with no_grad():
+        with _inside(self):
             while self.order:
                 node = self.order.pop()
                 wanted = tuple([e is not None and (weights if e.is_weight else activations)
@@ -117,6 +141,7 @@ class Backward:
                     node.free()
                 else:
                     node.freed = True  # to others it is
+                    node.put_off()
                     later.append(node)
                 if self.after_node is not None:
                     self.after_node()
@@ -133,8 +158,9 @@ class Backward:
             if isinstance(edge, Tensor):
                 self._deliver(edge, grad, grad_out)
             elif grad is not None and edge is not None:
-                if grad.dtype != edge.dtype:
-                    grad = grad.astype(edge.dtype)
+                # Of a weight it stays as wide as it was summed: it is added to others yet.
+                if grad.dtype != edge.out_dtype and not edge.is_weight:
+                    grad = grad.astype(edge.out_dtype)
                 known = self.adjoints.get(edge)
                 self.adjoints[edge] = grad if known is None else known + grad
 

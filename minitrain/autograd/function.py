@@ -34,11 +34,13 @@ class Function:
 
     # Whether the output for a weight is itself a weight (a reshaped or cast one), see engine.
     passes_weight: ClassVar[bool] = False
+    # Whether the inputs may differ in dtype, because forward only hands them on.
+    mixes_dtypes: ClassVar[bool] = False
 
     sequence: int
     edges: tuple[Function | Tensor | None, ...]
     versions: list[int]  # of the leaves among the edges, when they were used
-    dtype: Any  # of the output, and so of the gradient that arrives
+    out_dtype: Any  # of the output, and so of the gradient that arrives
     is_weight: bool = False
     freed: bool = False  # a backward has begun, and there can be no second one
     sources: tuple[Any, ...] = ()
@@ -75,10 +77,16 @@ class Function:
         node.sources = ()
         node.edges = tuple([_edge(x) for x in inputs])
         node.versions = [e.version for e in node.edges if isinstance(e, Tensor)]
-        node.dtype = out.dtype
+        node.out_dtype = out.dtype
         node.is_weight = cls.passes_weight and all(e is None or e.is_weight for e in node.edges)
         node.sequence = next(_sequence)
         return Tensor(out, node=node)
+
+    def put_off(self) -> None:
+        """Told that all who use the output have done all but their weights' gradients.
+
+        So what only the gradients of activations read can go, such as a gathered weight.
+        """
 
     def free(self) -> None:
         """Drop what the node holds: its backward is done."""
@@ -95,6 +103,8 @@ def _edge(x: Any) -> Function | Tensor | None:
 
 def _arrays(cls: type[Function], inputs: tuple[Any, ...]) -> list[Any]:
     """The inputs as arrays and scalars, such that a constant never widens the tensors' dtype."""
+    if cls.mixes_dtypes:
+        return [x.array for x in inputs]
     like: Any = None
     for x in inputs:
         if isinstance(x, Tensor) and x.array.dtype.kind not in "iub":
@@ -119,4 +129,4 @@ def _as_input(x: Any, like: Array | None) -> Any:
         return x
     if isinstance(x, (list, tuple)):
         x = namespace(like).asarray(x)
-    return x if x.dtype.kind == "b" else x.astype(like.dtype, copy=False)
+    return x.astype(like.dtype, copy=False)

@@ -20,7 +20,7 @@ from minitrain.autograd.blocks import (
     scatter_rows,
 )
 from minitrain.autograd.function import Function
-from minitrain.autograd.shapes import wide
+from minitrain.autograd.shapes import rounded, wide
 from minitrain.autograd.tensor import Tensor
 
 
@@ -42,7 +42,7 @@ class Linear(Function):
         out = wide(as_matrix(x, contract)) @ wide(self._matrix())
         if bias is not None:
             out += bias.reshape(-1)
-        return out.astype(x.dtype, copy=False).reshape(lead + self.outer)
+        return rounded(out, x).reshape(lead + self.outer)
 
     def _matrix(self) -> Array:
         """The weight as a matrix, inner by outer."""
@@ -135,7 +135,7 @@ class Softmax(Function):
             total = e.sum(axis=axis, keepdims=True)
             total += total == 0
             e /= total
-            self.y = e.astype(x.dtype, copy=False)
+            self.y = rounded(e, x)
         return self.y
 
     def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
@@ -151,10 +151,15 @@ class Dropout(Function):
     def forward(self, x: Array, *, rate: float, key: int, indices: tuple[Array, ...]) -> Array:
         self.keep = keep_mask(rate, key, *indices)
         self.scale = 1 / (1 - float(rate))
-        return x * self.keep * self.scale
+        return rounded(self._masked(x), x)
 
     def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
-        return (grad_out * self.keep * self.scale,)
+        return (self._masked(grad_out),)
+
+    def _masked(self, x: Array) -> Array:
+        out = wide(x) * self.keep
+        out *= self.scale
+        return out
 
 
 def keep_mask(rate: float, key: int, *indices: Array) -> Array:

@@ -3,7 +3,8 @@
 Each operation broadcasts as NumPy does; its vjp then sums the gradient over the axes along which an
 input was repeated, because a value used n times receives n gradients.
 
-A vjp of several steps begins with `wide`, so that for 16-bit inputs every step is one of float32.
+On 16-bit arrays they compute in float32 and round once (`wide`, `rounded`), also because a Python
+number has more bits than fit in 16: 1/3 and 4097 would be rounded first.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 from minitrain.array import Array, namespace
 from minitrain.autograd.function import Function
-from minitrain.autograd.shapes import unbroadcast, wide
+from minitrain.autograd.shapes import rounded, unbroadcast, wide
 from minitrain.autograd.tensor import Tensor
 
 
@@ -26,7 +27,7 @@ class Add(Function):
 
     def forward(self, a: Array, b: Array) -> Array:
         self.a, self.b = shape_of(a), shape_of(b)
-        return a + b
+        return rounded(wide(a) + wide(b), a, b)
 
     def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
         return (
@@ -40,7 +41,7 @@ class Subtract(Function):
 
     def forward(self, a: Array, b: Array) -> Array:
         self.a, self.b = shape_of(a), shape_of(b)
-        return a - b
+        return rounded(wide(a) - wide(b), a, b)
 
     def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
         return (
@@ -54,12 +55,13 @@ class Multiply(Function):
 
     def forward(self, a: Array, b: Array) -> Array:
         self.a, self.b = a, b
-        return a * b
+        return rounded(wide(a) * wide(b), a, b)
 
     def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+        grad = wide(grad_out)
         return (
-            unbroadcast(grad_out * self.b, shape_of(self.a)) if needs[0] else None,
-            unbroadcast(grad_out * self.a, shape_of(self.b)) if needs[1] else None,
+            unbroadcast(grad * self.b, shape_of(self.a)) if needs[0] else None,
+            unbroadcast(grad * self.a, shape_of(self.b)) if needs[1] else None,
         )
 
 
@@ -68,7 +70,7 @@ class Divide(Function):
 
     def forward(self, a: Array, b: Array) -> Array:
         self.a, self.b = a, b
-        return a / b
+        return rounded(wide(a) / wide(b), a, b)
 
     def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
         grad = wide(grad_out) / self.b
@@ -84,7 +86,7 @@ class Power(Function):
 
     def forward(self, x: Array, *, exponent: float) -> Array:
         self.x, self.exponent = x, exponent
-        return x**exponent
+        return rounded(wide(x) ** exponent, x)
 
     def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
         if self.exponent == 0:  # the slope is 0 everywhere, where 0 · 0^-1 would be NaN
@@ -132,7 +134,8 @@ class Maximum(Function):
 
     def forward(self, a: Array, b: Array) -> Array:
         self.a, self.b, self.first = shape_of(a), shape_of(b), a >= b
-        return namespace(a if hasattr(a, "shape") else b).maximum(a, b)  # NaN if either is
+        out = namespace(a if hasattr(a, "shape") else b).maximum(a, b)  # NaN if either is
+        return rounded(out, a, b)
 
     def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
         return (
@@ -182,7 +185,7 @@ def divide(a: Any, b: Any) -> Tensor:
 
 def power(x: Tensor, exponent: float) -> Tensor:
     """x to a constant exponent."""
-    return Power.apply(x, exponent=exponent)
+    return Power.apply(x, exponent=float(exponent))
 
 
 def exp(x: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 
 from minitrain.array import Array, namespace
 from minitrain.autograd.function import Function
-from minitrain.autograd.shapes import total, unbroadcast, wide
+from minitrain.autograd.shapes import rounded, total, unbroadcast, wide
 from minitrain.autograd.tensor import Tensor
 
 Axis = int | tuple[int, ...] | None
@@ -24,6 +24,19 @@ class Sum(Function):
         return (
             namespace(grad_out).broadcast_to(_restore(grad_out, self.shape, self.axis), self.shape),
         )
+
+
+class Mean(Function):
+    """The mean over some axes, of which a sum of halves would overflow. Of nothing it is NaN."""
+
+    def forward(self, x: Array, *, axis: Axis, keepdims: bool) -> Array:
+        self.shape, self.axis = x.shape, axis
+        self.count = math.prod(x.shape[i] for i in _gone(x.ndim, axis))
+        return rounded(total(wide(x), axis, keepdims) / (self.count or math.nan), x)
+
+    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+        each = _restore(wide(grad_out), self.shape, self.axis) / (self.count or 1)
+        return (namespace(grad_out).broadcast_to(each, self.shape),)
 
 
 class Max(Function):
@@ -52,10 +65,10 @@ class Norm(Function):
     def forward(self, x: Array, *, axis: Axis, keepdims: bool) -> Array:
         y = namespace(x).sqrt(total(wide(x) * wide(x), axis, keepdims))
         self.x, self.y = x, _restore(y, x.shape, axis)
-        return y.astype(x.dtype, copy=False)
+        return rounded(y, x)
 
     def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
-        return (grad_out.reshape(self.y.shape) * self.x / (self.y + (self.y == 0)),)
+        return (wide(grad_out).reshape(self.y.shape) * self.x / (self.y + (self.y == 0)),)
 
 
 class Matmul(Function):
@@ -65,7 +78,7 @@ class Matmul(Function):
         if 0 in (a.ndim, b.ndim) or a.shape[-1] != b.shape[-2 if b.ndim > 1 else 0]:
             raise ValueError(f"matmul of shapes {a.shape} and {b.shape}: the inner sizes differ")
         self.a, self.b = a, b
-        return (wide(a) @ wide(b)).astype(a.dtype, copy=False)
+        return rounded(wide(a) @ wide(b), a)
 
     def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
         # As matrices: a vector on the left is a row, on the right a column.
@@ -103,9 +116,7 @@ def sum(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
 
 def mean(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """The mean over axis (all if None). Of no elements it is NaN, as in NumPy."""
-    summed = sum(x, axis, keepdims)
-    count = math.prod(x.shape[a] for a in _gone(x.ndim, axis))
-    return summed / count if count else summed * math.nan
+    return Mean.apply(x, axis=axis, keepdims=keepdims)
 
 
 def max(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:

@@ -13,9 +13,14 @@ from minitrain.autograd.function import Function
 from minitrain.autograd.tensor import Tensor
 
 
-def wide(x: Array) -> Array:
-    """x in the dtype that sums are made in: float32 if it has fewer bits, else as it is."""
-    return x.astype(accumulator(x.dtype), copy=False)
+def wide(x: Any) -> Any:
+    """x in float32 if it is an array of 16 bits, else as it is."""
+    return x.astype(np.float32) if hasattr(x, "dtype") and x.dtype.itemsize == 2 else x
+
+
+def rounded(out: Array, *inputs: Any) -> Array:
+    """out, computed wide, in the dtype of the inputs that are arrays."""
+    return out.astype(next(x.dtype for x in inputs if hasattr(x, "dtype")), copy=False)
 
 
 def total(x: Array, axis: int | tuple[int, ...] | None, keepdims: bool = False) -> Array:
@@ -91,7 +96,7 @@ class Where(Function):
     def forward(self, a: Array, b: Array, *, condition: Array) -> Array:
         self.condition = condition
         self.shapes = getattr(a, "shape", ()), getattr(b, "shape", ())
-        return namespace(a if hasattr(a, "shape") else b).where(condition, a, b)
+        return rounded(namespace(a if hasattr(a, "shape") else b).where(condition, a, b), a, b)
 
     def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
         xp, zero = namespace(grad_out), namespace(grad_out).zeros((), grad_out.dtype)

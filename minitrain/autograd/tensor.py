@@ -37,12 +37,20 @@ class no_grad(ContextDecorator):  # noqa: N801 (the field's name for it)
     What it must restore is kept with the thread, because a decorator is one instance for all.
     """
 
+    recorded: ClassVar[bool] = False
+
     def __enter__(self) -> None:
         _mode.outer.append(_mode.grad)
-        _mode.grad = False
+        _mode.grad = self.recorded
 
     def __exit__(self, *exc: object) -> None:
         _mode.grad = _mode.outer.pop()
+
+
+class enable_grad(no_grad):  # noqa: N801 (the field's name for it)
+    """Inside, operations are recorded, within no_grad too: a backward may run a forward again."""
+
+    recorded = True
 
 
 class Tensor:

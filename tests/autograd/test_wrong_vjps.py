@@ -7,7 +7,6 @@ swapped, one term forgotten, a broadcast axis not summed over, one element of gr
 from __future__ import annotations
 
 import importlib
-import pkgutil
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,61 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-import minitrain.autograd
+from examples import EXAMPLES, OPERATIONS, drawn
 from minitrain import functional as F
 from minitrain.autograd.check import GradientError, check_vjp
 from minitrain.autograd.function import Function
 from minitrain.autograd.tensor import Tensor
 
-_LABELS = np.array([[0, -100, 3], [1, 2, 2]])
-_DROP = F.WeightDropout(0.3, 5, np.arange(2), np.arange(2))
-
-# Operation -> (what is run, the inputs' shapes), with axes to broadcast wherever there can be.
-EXAMPLES: dict[str, tuple[Callable[..., Tensor], list[tuple[int, ...]]]] = {
-    "Add": (F.add, [(2, 1, 3), (4, 1)]),
-    "Subtract": (F.subtract, [(2, 1, 3), (4, 1)]),
-    "Multiply": (F.multiply, [(2, 1, 3), (4, 1)]),
-    "Divide": (lambda a, b: F.divide(a, F.exp(b)), [(2, 1, 3), (4, 1)]),
-    "Power": (lambda x: F.power(x, 3), [(2, 3)]),
-    "Exp": (F.exp, [(2, 3)]),
-    "Log": (lambda x: F.log(F.exp(x) + 0.5), [(2, 3)]),
-    "Tanh": (F.tanh, [(2, 3)]),
-    "Maximum": (F.maximum, [(2, 1, 3), (4, 1)]),
-    "Cast": (lambda x: F.cast(x, np.float64), [(2, 3)]),
-    "Where": (lambda a, b: F.where(np.eye(4, 3) > 0, a, b), [(2, 1, 3), (4, 1)]),
-    "Sum": (lambda x: F.sum(x, (0, -1)), [(2, 3, 4)]),
-    "Max": (lambda x: F.max(x, (-1, 0)), [(2, 3, 4)]),
-    "Norm": (lambda x: F.norm(x, (0, -1)), [(2, 3, 4)]),
-    "Matmul": (F.matmul, [(2, 1, 3, 2), (4, 2, 3)]),
-    "Reshape": (lambda x: F.reshape(x, (3, 2)), [(2, 3)]),
-    "Transpose": (lambda x: F.transpose(x, (2, 0, 1)), [(2, 3, 2)]),
-    "Take": (lambda x: x[np.array([0, 1, 1])], [(2, 3)]),
-    "Concatenate": (lambda *x: F.concatenate(x, 1), [(2, 3), (2, 3)]),
-    "Linear": (lambda x, w, b: F.linear(x, w, b, contract=2), [(5, 2, 3), (2, 3, 2, 3), (2, 3)]),
-    "Embedding": (lambda table: F.embedding(table, np.array([[2, 0], [2, 2]])), [(3, 4)]),
-    "LayerNorm": (F.layer_norm, [(2, 3, 4), (4,), (4,)]),
-    "RMSNorm": (F.rms_norm, [(2, 3, 4), (4,)]),
-    "Gelu": (F.gelu, [(2, 3)]),
-    "Silu": (F.silu, [(2, 3)]),
-    "SwiGLU": (F.swiglu, [(3, 2, 4)]),
-    "Softmax": (F.softmax, [(2, 3)]),
-    "Dropout": (lambda x: F.dropout(x, 0.4, 9, *np.indices((3, 4))), [(3, 4)]),
-    "Rotary": (lambda x: F.rotary(x, np.array([3, 9]), 10.0), [(2, 2, 3, 4)]),
-    "Attention": (lambda *x: F.attention(*x, dropout=_DROP), [(2, 4, 2, 3)] * 3),
-    "TokenLosses": (lambda x: F.token_losses(x, _LABELS, smoothing=0.1, z_loss=0.1), [(2, 3, 4)]),
-}
-
-
-def operations() -> dict[str, type[Function]]:
-    """Every operation that the engine has."""
-    for module in pkgutil.iter_modules(minitrain.autograd.__path__, "minitrain.autograd."):
-        importlib.import_module(module.name)
-    return {
-        c.__name__: c for c in Function.__subclasses__() if c.__module__.startswith("minitrain")
-    }
-
-
-OPERATIONS = operations()
 Vjp = Callable[[Any, Any, tuple[bool, ...]], tuple[Any, ...]]
 
 
@@ -103,11 +53,6 @@ def wrong_vjps(right: Vjp, inputs: int) -> Iterator[tuple[str, Vjp]]:
 
 def _swapped(grads: tuple[Any, ...]) -> tuple[Any, ...]:
     return (*grads[1:], grads[0])
-
-
-def drawn(name: str) -> list[Any]:
-    random = np.random.default_rng(3)
-    return [random.standard_normal(shape) for shape in EXAMPLES[name][1]]
 
 
 def test_every_operation_has_an_example() -> None:
