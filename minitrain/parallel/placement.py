@@ -103,6 +103,16 @@ class Placement:
             raise ValueError(f"the rank at {dict(coordinates)} holds nothing of this parameter")
         return tuple(piece.shape)
 
+    def slices(self, shape: tuple[int, ...], coordinates: Mapping[str, int]) -> list[list[int]]:
+        """[start, stop] of a rank's piece along each array axis of the whole."""
+        spans = [[0, size] for size in shape]
+        for place in self.places:
+            span = place.span(coordinates[place.mesh_axis])
+            if span is not None and isinstance(place.axis, int):
+                start = spans[place.axis][0]
+                spans[place.axis] = [start + span.start, start + span.stop]
+        return spans
+
     def peers(self, mesh_axis: str, coordinates: Mapping[str, int], size: int) -> tuple[int, ...]:
         """The coordinates along a mesh axis of `size` ranks that hold what this rank holds."""
         same = set(range(size))
