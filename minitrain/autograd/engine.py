@@ -141,7 +141,8 @@ class Backward:
                     node.free()
                 else:
                     node.freed = True  # to others it is
-                    node.put_off()
+                    if node.on_put_off is not None:
+                        node.on_put_off()
                     later.append(node)
                 if self.after_node is not None:
                     self.after_node()

@@ -18,6 +18,7 @@ input's array is kept only where forward put it on self: what no vjp reads is fr
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -44,6 +45,9 @@ class Function:
     is_weight: bool = False
     freed: bool = False  # a backward has begun, and there can be no second one
     sources: tuple[Any, ...] = ()
+    # Called when the output's users have computed all but the gradients of weights, which are put
+    # off: what only the others read, such as a gathered weight, can go.
+    on_put_off: Callable[[], None] | None = None
 
     def forward(self, *arrays: Any, **options: Any) -> Array:
         """The output array; puts on self what vjp will need.
@@ -81,12 +85,6 @@ class Function:
         node.is_weight = cls.passes_weight and all(e is None or e.is_weight for e in node.edges)
         node.sequence = next(_sequence)
         return Tensor(out, node=node)
-
-    def put_off(self) -> None:
-        """Told that all who use the output have done all but their weights' gradients.
-
-        So what only the gradients of activations read can go, such as a gathered weight.
-        """
 
     def free(self) -> None:
         """Drop what the node holds: its backward is done."""
