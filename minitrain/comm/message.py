@@ -98,10 +98,42 @@ class Receiving:
         if self._room is not self.array:
             device.settle(self._room, self.array)
         if self._left:
-            self.error = ValueError(
-                f"expected {report.array(self.array)} from rank {self.peer}, "
-                f"which sent {self._left} bytes less"
-            )
+            self.error = _too_short(self.array, self.peer, self._left)
+
+
+class Exchanging:
+    """A receive and a send in one part each: all that most steps of a collective do.
+
+    Both in one object take half the time of two, which is what counts for small messages.
+    """
+
+    __slots__ = ("_receive", "_send", "address", "array", "error", "peer")
+    verb = "exchange with"
+
+    def __init__(self, x: Array, dest: int, out: Array, source: int, address: Address) -> None:
+        comm, tag, _ = address
+        self.array = out
+        self.error: Exception | None = None
+        self.peer = source
+        self.address = address
+        self._receive: MPI.Request | None = comm.Irecv(as_bytes(out), source, tag)
+        self._send: MPI.Request | None = comm.Isend(as_bytes(x), dest, tag)
+
+    @property
+    def done(self) -> bool:
+        """Whether both have finished; a message that was too short is an error."""
+        if self._receive is not None:
+            if not self._receive.Test(_STATUS):
+                return False
+            self._receive = None
+            left = self.array.nbytes - _STATUS.Get_count(_BYTE)
+            if left:
+                self.error = _too_short(self.array, self.peer, left)
+        if self._send is not None:
+            if not self._send.Test():
+                return False
+            self._send = None
+        return True
 
 
 class Probing:
@@ -157,6 +189,12 @@ class Probing:
 
 _STATUS = MPI.Status()  # written and read between two calls; MPI ranks have one thread
 _BYTE = MPI.BYTE
+
+
+def _too_short(expected: Array, source: int, missing: int) -> ValueError:
+    return ValueError(
+        f"expected {report.array(expected)} from rank {source}, which sent {missing} bytes less"
+    )
 
 
 def as_bytes(x: Array) -> Any:

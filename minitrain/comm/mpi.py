@@ -17,8 +17,18 @@ from mpi4py import MPI
 from minitrain.array import Array
 from minitrain.comm import device, report
 from minitrain.comm.abort import abort
-from minitrain.comm.message import Address, Probing, Receiving, Sending, Sent, as_bytes, header_of
+from minitrain.comm.message import (
+    Address,
+    Exchanging,
+    Probing,
+    Receiving,
+    Sending,
+    Sent,
+    as_bytes,
+    header_of,
+)
 from minitrain.comm.options import Options
+from minitrain.comm.run import cores
 from minitrain.comm.transport import Request, Transport
 
 if TYPE_CHECKING:
@@ -31,6 +41,11 @@ _SPIN = 0.002
 """Seconds of asking again at once, which gives the lowest latency, before a rank takes naps."""
 
 _NAP = 0.0001
+
+_SPINS = 50
+"""Times of asking before the core is offered to others, unless there are more ranks than cores."""
+
+_TOLD = (Sending, Receiving, Exchanging, Probing)
 
 
 class MPITransport(Transport):
@@ -51,6 +66,8 @@ class MPITransport(Transport):
         self._names: dict[int, str] = {}
         self._folded: dict[int, int] = {}
         self._outbox: list[Sending] = []
+        crowded = nodes.count(nodes[self.rank]) > cores()
+        self._spins = 1 if crowded else _SPINS
         self._probing: dict[tuple[int, int], Probing] = {}
 
     def route(self, channel: int, sequence: int) -> Address:
@@ -94,10 +111,20 @@ class MPITransport(Transport):
         self._probing[key] = probing
         return probing
 
+    def exchange(
+        self, x: Array, dest: int, out: Array, source: int, route: Address
+    ) -> Sequence[Request]:
+        """See `Transport.exchange`."""
+        small = x.nbytes < self.limit and out.nbytes < self.limit
+        if small and isinstance(x, np.ndarray):
+            return (Exchanging(x, dest, out, source, route),)
+        return super().exchange(x, dest, out, source, route)
+
     def wait(self, pending: Sequence[Sequence[Request]]) -> None:
         """See `Transport.wait`. MPI has no other way to wait for some of several than to ask."""
-        if _any_complete(pending):
-            return
+        for _ in range(self._spins):
+            if _any_complete(pending):
+                return
         start = time.monotonic()
         told = False
         while not _any_complete(pending):
@@ -122,7 +149,7 @@ class MPITransport(Transport):
             f"{request.verb} rank {request.peer} ({self._names[request.address.channel]})"
             for requests in pending
             for request in requests
-            if isinstance(request, Sending | Receiving | Probing) and not request.done
+            if isinstance(request, _TOLD) and not request.done
         ]
         sys.stderr.write(
             f"minitrain: rank {self.rank} has waited {waited:.0f} s to {'; '.join(waits)}, "

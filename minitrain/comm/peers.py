@@ -70,9 +70,12 @@ class Peers:
         """Start to receive into out, or, with None, what the header or `like` tells."""
         return self._transport.receive(out, self._world[source], self.route, like=like)
 
-    def exchange(self, x: Array, dest: int, out: Array, source: int) -> tuple[Request, Request]:
+    def exchange(self, x: Array, dest: int, out: Array, source: int) -> Sequence[Request]:
         """Receive into out from one member and send x to another (or the same), at once."""
-        return self.receive(out, source), self.send(x, dest)
+        world, transport = self._world, self._transport
+        if transport.ledgers:
+            self._count(self.purpose, world[dest], x.nbytes)
+        return transport.exchange(x, world[dest], out, world[source], self.route)
 
     def _count(self, purpose: str, receiver: int, nbytes: int) -> None:
         record = Record(self.op, self.algorithm, self.group.axis, purpose, receiver)

@@ -16,6 +16,8 @@ in MPICH", sections 4.1 to 4.5; the scan is Hillis and Steele 1986, "Data parall
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from minitrain.array import Array, namespace
 from minitrain.comm.operation import Steps
 from minitrain.comm.peers import Peers
@@ -24,19 +26,22 @@ from minitrain.comm.reduction import Reduction
 
 
 class _Core:
-    """This rank's place in the power of two: sits_out, or core rank `number` of `size`."""
+    """A rank's place in the power of two: sits_out, or core rank `number` of `size`."""
 
-    def __init__(self, peers: Peers) -> None:
-        self.size = 1 << peers.size.bit_length() - 1
-        self._pairs = peers.size - self.size
-        paired = peers.rank < 2 * self._pairs
-        self.sits_out = paired and peers.rank % 2 == 1
-        self.stands_in = paired and peers.rank % 2 == 0
-        self.number = peers.rank // 2 if paired else peers.rank - self._pairs
+    def __init__(self, rank: int, size: int) -> None:
+        self.size = 1 << size.bit_length() - 1
+        self._pairs = size - self.size
+        paired = rank < 2 * self._pairs
+        self.sits_out = paired and rank % 2 == 1
+        self.stands_in = paired and rank % 2 == 0
+        self.number = rank // 2 if paired else rank - self._pairs
 
     def first(self, number: int) -> int:
         """The rank that is this number in the core, and the first piece that it stands for."""
         return number + min(number, self._pairs)
+
+
+_core = lru_cache(maxsize=1024)(_Core)
 
 
 def all_reduce_doubling(peers: Peers, x: Array, out: Array, op: Reduction) -> Steps:
@@ -46,7 +51,7 @@ def all_reduce_doubling(peers: Peers, x: Array, out: Array, op: Reduction) -> St
 
     Both partners compute lower op higher, so that they go on with the same bits.
     """
-    core, rank = _Core(peers), peers.rank
+    core, rank = _core(peers.rank, peers.size), peers.rank
     op.copy(x, out)
     if core.sits_out:
         yield (peers.send(out, rank - 1),)
@@ -71,7 +76,7 @@ def reduce_scatter_halving(peers: Peers, x: Pieces, out: Pieces, op: Reduction) 
 
     Cost: log₂n·α + (n-1)/n·V(β + γ); with n no power of two also V and a piece for a pair.
     """
-    core, rank = _Core(peers), peers.rank
+    core, rank = _core(peers.rank, peers.size), peers.rank
     yield from _halve(peers, core, x, out, op)
     if core.stands_in:
         yield (peers.send(out[rank + 1], rank + 1),)
@@ -84,7 +89,7 @@ def all_gather_doubling(peers: Peers, out: Pieces) -> Steps:
 
     Cost: log₂n·α + (n-1)/n·V·β; with n no power of two also a piece and V for a pair.
     """
-    core, rank = _Core(peers), peers.rank
+    core, rank = _core(peers.rank, peers.size), peers.rank
     if core.sits_out:
         yield (peers.send(out[rank], rank - 1),)
     if core.stands_in:
@@ -98,7 +103,7 @@ def all_reduce_halving(peers: Peers, x: Array, out: Array, op: Reduction) -> Ste
     Cost: 2log₂n·α + 2(n-1)/n·V·β + (n-1)/n·V·γ; with n no power of two also V each way for a pair.
     """
     sizes = even(x.size, peers.size)
-    pieces, core = Pieces(out, sizes), _Core(peers)
+    pieces, core = Pieces(out, sizes), _core(peers.rank, peers.size)
     yield from _halve(peers, core, Pieces(x, sizes), pieces, op)
     yield from _double(peers, core, pieces)
 

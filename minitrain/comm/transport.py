@@ -104,6 +104,15 @@ class Transport(ABC):
         like: instead of out, what the new array must look like; with or without a header.
         """
 
+    def exchange(
+        self, x: Array, dest: int, out: Array, source: int, route: Route
+    ) -> Sequence[Request]:
+        """Receive into out from one rank and send x to another (or the same), at once."""
+        return (
+            self.receive(out, source, route),
+            self.send(x, dest, route, copy=False, header=False),
+        )
+
     @abstractmethod
     def wait(self, pending: Sequence[Sequence[Request]]) -> None:
         """Sleep until all requests of at least one of the lists are done."""

@@ -11,6 +11,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from minitrain import functional as F
+from minitrain.array import from_host, namespace
 from minitrain.autograd.tensor import Tensor
 
 # No axes (one number), no elements, and sizes that tell the axes apart.
@@ -24,6 +25,13 @@ class Case:
     run: Callable[..., Tensor]
     numpy: Callable[..., Any]
     inputs: tuple[Any, ...]
+
+
+def beside(x: Tensor, index: Any) -> Any:
+    """An array, or a tuple with arrays, on the device that x is on."""
+    if isinstance(index, tuple):
+        return tuple(beside(x, i) for i in index)
+    return from_host(index, namespace(x.array)) if isinstance(index, np.ndarray) else index
 
 
 def gaps(x: Any) -> Any:
@@ -82,7 +90,7 @@ def where(draw: Any) -> Case:
     a, b, c = shapes.input_shapes
     condition = draw(floats(c)) > 0
     return Case(
-        lambda a, b: F.where(condition, a, b),
+        lambda a, b: F.where(beside(a, condition), a, b),
         lambda a, b: np.where(condition, a, b),
         (draw(floats(a)), draw(floats(b))),
     )
@@ -139,7 +147,7 @@ def takes(draw: Any) -> Case:
         | rows.map(lambda r: (np.array(r, int), Ellipsis, slice(None, None, -1)))
         .filter(lambda _: len(shape) > 1)
     )  # fmt: skip
-    return Case(lambda x: F.take(x, index), lambda x: x[index], (draw(floats(shape)),))
+    return Case(lambda x: F.take(x, beside(x, index)), lambda x: x[index], (draw(floats(shape)),))
 
 
 @st.composite

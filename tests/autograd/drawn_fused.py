@@ -7,7 +7,7 @@ from typing import Any
 import composed
 import hypothesis.extra.numpy as hnp
 import numpy as np
-from drawn import SHAPES, Case, floats
+from drawn import SHAPES, Case, beside, floats
 from hypothesis import strategies as st
 
 from minitrain import functional as F
@@ -42,9 +42,10 @@ def embeddings(draw: Any) -> Case:
     rows, columns = draw(SIZES), draw(SOME)
     ids = draw(hnp.arrays(np.int64, draw(SHAPES), elements=st.integers(0, rows - 1)))
     return Case(
-        lambda table: F.embedding(table, ids), lambda table: table[ids],
+        lambda table: F.embedding(table, beside(table, ids)),
+        lambda table: table[ids],
         (draw(floats((rows, columns))),),
-    )  # fmt: skip
+    )
 
 
 @st.composite
@@ -87,7 +88,7 @@ def dropouts(draw: Any) -> Case:
     rate, key = draw(st.floats(0, 0.9)), draw(st.integers(0, 2**64 - 1))
     indices = np.indices(shape, sparse=True) if shape else [np.array(draw(SOME))]
     return Case(
-        lambda x: F.dropout(x, rate, key, *indices),
+        lambda x: F.dropout(x, rate, key, *beside(x, tuple(indices))),
         lambda x: composed.dropout(x, rate, key, *indices),
         (draw(floats(shape)),),
     )

@@ -15,8 +15,8 @@ from minitrain.train.config import resolve
 # Growth of this list is a decision: every option must be wanted, used and documented.
 FLAGS = """
     --preset --config --set
-    --layers --heads --width --context --dropout
-    --data --batch --micro-batches
+    --family --layers --heads --kv-heads --width --context --dropout
+    --data --tokenizer --batch --micro-batches
     --optimizer --lr --min-lr --warmup --beta1 --beta2 --epsilon --momentum --weight-decay --clip
     --steps --seed --dtype --eval-every --save-every
 """.split()  # noqa: SIM905

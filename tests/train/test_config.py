@@ -37,9 +37,13 @@ def configs(draw: st.DrawFn) -> RunConfig:
     heads, (min_lr, lr) = draw(st.integers(1, 99)), draw(rates)
     return RunConfig(
         ModelOptions(
-            draw(count), heads, heads * draw(st.integers(1, 9)), draw(count), draw(fraction)
+            layers=draw(count),
+            heads=heads,
+            width=heads * draw(st.integers(1, 9)),
+            context=draw(count),
+            dropout=draw(fraction),
         ),
-        DataOptions(draw(st.none() | paths), 10**20, draw(count)),
+        DataOptions(draw(st.none() | paths), draw(paths), 10**20, draw(count)),
         OptimizerOptions(
             name=draw(st.sampled_from(["adamw", "sgd"])),
             lr=lr,
@@ -74,8 +78,8 @@ def test_none_is_written_over_a_preset_that_has_a_value(tmp_path: Path) -> None:
 def test_presets() -> None:
     assert resolve() == resolve("cpu") == RunConfig()
     cpu, nano = resolve("cpu"), resolve("nano")
-    assert (cpu.model, cpu.data.batch) == (ModelOptions(4, 4, 128, 64, 0.0), 12)
-    assert (nano.model, nano.data.batch) == (ModelOptions(4, 8, 32, 16, 0.0), 24)
+    assert (cpu.model, cpu.data.batch) == (ModelOptions("gpt", 4, 4, None, 128, 64, 0.0), 12)
+    assert (nano.model, nano.data.batch) == (ModelOptions("gpt", 4, 8, None, 32, 16, 0.0), 24)
     assert nano.optimizer == cpu.optimizer == OptimizerOptions("adamw", 1e-3, 1e-4, 100)
     assert (cpu.optimizer.beta1, cpu.optimizer.beta2, cpu.optimizer.epsilon) == (0.9, 0.99, 1e-8)
     assert (cpu.optimizer.weight_decay, cpu.optimizer.clip) == (0.1, 1.0)
@@ -208,7 +212,7 @@ def test_unreadable_files_are_refused(tmp_path: Path) -> None:
         ({"preset": "x"}, "there are cpu, nano"),
         ({"sets": ["optimizer.lr"]}, "--set optimizer.lr has no value"),
         ({"sets": ["lr=1"]}, "--set: unknown key 'lr'; did you mean optimizer.lr?"),
-        ({"sets": ["zzz=1"]}, "a key is section.name, such as model.layers"),
+        ({"sets": ["zzz=1"]}, "a key is section.name, such as model.family"),
         ({"flags": {"stesp": 1}}, "unknown flag 'stesp'; did you mean steps?"),
     ],
 )
@@ -239,13 +243,29 @@ def test_two_fields_with_one_flag_are_a_mistake() -> None:
         first: ModelOptions
         second: ModelOptions
 
-    with pytest.raises(TypeError, match=r"first.layers and second.layers are both --layers"):
+    with pytest.raises(TypeError, match=r"first.family and second.family are both --family"):
         options_of(Twice)
 
 
 def test_every_option_has_help_and_a_legal_default() -> None:
-    assert len(OPTIONS) == 23
+    assert len(OPTIONS) == 26
     for option in OPTIONS.values():
         assert option.help
         assert "\n" not in option.help
         assert option.check(option.default) == option.default
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"family": "lama"}, "must be one of gpt, llama"),
+        ({"kv_heads": 2}, "kv_heads = 2 is for a llama, but model.family = gpt"),
+        ({"family": "llama", "kv_heads": 3}, "kv_heads = 3 does not divide model.heads = 4"),
+        ({"family": "llama", "width": 20}, "an even number of features; use a multiple of 8"),
+        ({"family": "llama", "dropout": 0.1}, "a llama has no dropout"),
+    ],
+)
+def test_what_a_family_cannot_be_is_refused(flags: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        resolve(flags=flags)
+    assert resolve(flags={"family": "llama", "kv_heads": 2}).model.kv_heads == 2

@@ -112,7 +112,7 @@ def test_a_text_begins_as_the_tokenizer_says() -> None:
     ("spec", "words"),
     [
         ("bpe:100", "bpe:100 has no room for the 256 bytes"),
-        ("bpe:many", "'many' is no number of tokens; write bpe:4096"),
+        ("bpe:many", "'many' is no number of tokens, such as 4096"),
         ("ids:0", "at least 1 id, got 0"),
         ("nowhere", "nowhere cannot be read: No such file"),
         ("broken.json", "broken.json is no Hugging Face tokenizer"),
