@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from typing import Any, NoReturn
 
 import click
 
+from minitrain.comm.errors import LauncherError
 from minitrain.comm.launch import launched
 from minitrain.layout import did_you_mean
 
@@ -44,21 +46,46 @@ class Commands(click.Group):
         """Run and exit; an error of usage is one line on stderr and exit status 2."""
         from minitrain.comm.abort import end_together
 
+        _open_closed_streams()
         with end_together():
             try:
                 status = super().main(*args, **{**kwargs, "standalone_mode": False})
             except click.ClickException as error:
                 fail(error.format_message(), error.exit_code)
+            except LauncherError as error:
+                fail(str(error), 2)
             except click.Abort:
                 sys.exit(130)
             sys.exit(status if isinstance(status, int) else 0)
 
 
+def _open_closed_streams() -> None:
+    """What is written to a stream that the caller has closed (`2>&-`) goes nowhere.
+
+    Its number must not stay free either: the next file that is opened would get it, and with it
+    whatever a library prints.
+    """
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115
+
+
+def say(line: str) -> None:
+    """A line on stderr, on the first rank alone; nobody need read it."""
+    launch = launched()
+    if launch is not None and launch.rank != 0:
+        return
+    try:
+        click.echo(line, err=True)
+    except RuntimeError:
+        pass  # a signal handler's word while another one is being written
+    except OSError:  # what reads has gone, and with it all that is still in the buffer
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+
+
 def fail(message: str, status: int) -> NoReturn:
     """Say what is wrong in one line, on the first rank alone, and exit."""
-    launch = launched()
-    if launch is None or launch.rank == 0:
-        click.echo(f"minitrain: {' '.join(message.split())}", err=True)
+    say(f"minitrain: {' '.join(message.split())}")
     sys.exit(status)
 
 

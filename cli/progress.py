@@ -12,6 +12,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from .main import say
+
 LINES = 20  # plain lines of a whole run, beside those of evaluations
 
 
@@ -32,7 +34,8 @@ class RunProgress:
         self.began = time.perf_counter()
 
     def __enter__(self) -> RunProgress:
-        if self.console.is_terminal and not self.console.is_dumb_terminal:
+        # FORCE_COLOR makes a file a terminal for rich; it is none for a line that moves.
+        if sys.stderr.isatty() and not self.console.is_dumb_terminal:
             self.live = Progress(
                 TextColumn("step {task.completed}/{task.total}"),
                 BarColumn(bar_width=None),
@@ -54,7 +57,7 @@ class RunProgress:
         if self.live is not None:
             self.live.console.print(line, markup=False)
         else:
-            print(line, file=sys.stderr, flush=True)
+            say(line)
 
     def step(self, record: dict[str, Any]) -> None:
         """Move the live line on, or write a plain line now and then."""
@@ -75,9 +78,10 @@ class RunProgress:
 
     def evaluation(self, record: dict[str, Any]) -> None:
         """A line for each evaluation."""
+        bits = record["val_bits_per_byte"]
         self.say(
             f"step {record['step']}/{self.steps}  held out: {record['val_loss']:.4f} "
-            f"nats/{self.unit}, {record['val_bits_per_byte']:.3f} bits/byte"
+            f"nats/{self.unit}" + ("" if bits is None else f", {bits:.3f} bits/byte")
         )
 
     def saved(self, path: Path) -> None:

@@ -14,7 +14,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,11 @@ _NAME = re.compile(r"step-(\d{6,})$")
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that is not whole, is of another model, or can't be written."""
+    """A checkpoint that is not whole, or is of another model."""
+
+
+class WriteError(ValueError):
+    """What a run writes does not reach the disk."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,7 @@ class Manifest:
         updates: updates applied, fewer where batches had no valid token.
         layout: the layout that wrote it, for information.
         model: family and sizes of the model, as `families.to_values` gives them.
+        text: a digest of the tokens that it was trained on, "" if there were none.
         tokenizer: what `tokenizer_of` makes the tokenizer from, in the checkpoint's folder.
         config: every option of the run by key, as `config.values` gives them; empty for weights
             that no run of ours made.
@@ -56,6 +62,7 @@ class Manifest:
     tokenizer: str
     config: dict[str, Any]
     arrays: dict[str, dict[str, Any]]
+    text: str = ""
     loss_scale: dict[str, float] | None = None
 
 
@@ -73,7 +80,7 @@ def save(
         files: texts to keep beside the arrays, name -> content: the tokenizer's.
 
     Raises:
-        CheckpointError: the disk is full or refuses; earlier checkpoints are as they were.
+        WriteError: the disk is full or refuses; earlier checkpoints are as they were.
     """
     target = folder / f"step-{manifest.step:06d}"
     temporary = folder / f".step-{manifest.step:06d}.part"
@@ -87,18 +94,18 @@ def save(
         text = json.dumps(manifest.__dict__ | {"arrays": _described(whole, file)}, indent=1)
         for name, content in {**files, "manifest.json": text + "\n"}.items():
             (temporary / name).write_text(content, encoding="utf-8")
-        for path in temporary.iterdir():
-            _flush(path)
+        for path in (*temporary.iterdir(), temporary):
+            flush(path)
         if target.exists():  # the same step again, by a run that was resumed before it
             shutil.rmtree(target)
         temporary.rename(target)
-        _flush(folder)
+        flush(folder)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
         need = sum(x.nbytes for x in arrays.values()) / 1e6
-        raise CheckpointError(
-            f"cannot write the checkpoint {target} ({need:.1f} MB): {error}; "
-            "free some space, or take another --run-dir. Earlier checkpoints are untouched"
+        raise WriteError(
+            f"cannot write the checkpoint {target} ({need:.1f} MB): {error}; free some space and "
+            "go on with --resume. Earlier checkpoints are untouched"
         ) from error
     return target
 
@@ -112,23 +119,62 @@ def load(path: Path, kind: str = "") -> tuple[Manifest, dict[str, np.ndarray[Any
     Raises:
         CheckpointError: a file that is missing or broken, named.
     """
-    try:
-        text = (path / "manifest.json").read_text(encoding="utf-8")
-        manifest = Manifest(**json.loads(text))
-        arrays = {}
-        for key, entry in manifest.arrays.items():
-            if not key.startswith(kind):
-                continue
-            arrays[key] = np.empty(entry["shape"], entry["dtype"])
-            for piece in entry["pieces"]:
-                with safe_open(path / piece["file"], framework="np") as tensors:
-                    at = tuple(slice(start, stop) for start, stop in piece["slice"])
-                    arrays[key][at] = tensors.get_tensor(key)
-    except (OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
-        raise CheckpointError(
-            f"{path} is no whole checkpoint: {error}; take another one, or start anew"
-        ) from error
+    manifest = read_manifest(path)
+    with _reading(path):
+        arrays = {
+            key: _assemble(path, key, **entry)
+            for key, entry in manifest.arrays.items()
+            if key.startswith(kind)
+        }
     return manifest, arrays
+
+
+def read_manifest(path: Path) -> Manifest:
+    """What a checkpoint says of itself.
+
+    Raises:
+        CheckpointError: a manifest that is missing, cut off or edited.
+    """
+    with _reading(path):
+        manifest = Manifest(**json.loads((path / "manifest.json").read_text(encoding="utf-8")))
+        if not 0 <= manifest.updates <= manifest.step:
+            raise ValueError(f"{manifest.updates} updates in {manifest.step} steps")
+        if _NAME.match(path.name) and manifest.step != step_of(path):
+            raise ValueError(f"it is of step {manifest.step}")
+    return manifest
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """What files that are missing, cut off or edited make a reader raise, said plainly."""
+    broken = (OSError, SafetensorError, ValueError, TypeError, KeyError, AttributeError)
+    try:
+        yield
+    except (*broken, MemoryError) as error:
+        raise CheckpointError(
+            f"{path} is no whole checkpoint: {type(error).__name__}: {error}; remove that folder "
+            "to go on from the one before it, or start anew"
+        ) from error
+
+
+def _assemble(
+    path: Path, key: str, shape: list[int], dtype: str, pieces: list[dict[str, Any]]
+) -> np.ndarray[Any, Any]:
+    """A whole array from its pieces, which must cover it."""
+    whole = np.empty(shape, dtype)
+    covered = 0
+    for piece in pieces:
+        with safe_open(path / piece["file"], framework="np") as tensors:
+            x = tensors.get_tensor(key)
+        index: Any = (..., *(slice(start, stop) for start, stop in piece["slice"]))
+        at = whole[index]
+        if (at.shape, at.dtype) != (x.shape, x.dtype):  # neither broadcast nor rounded in silence
+            raise ValueError(f"{key} is {x.dtype} {x.shape} in {piece['file']}, not as it says")
+        at[...] = x
+        covered += x.size
+    if covered != whole.size:
+        raise ValueError(f"the pieces of {key} hold {covered} of its {whole.size} elements")
+    return whole
 
 
 def restore(into: dict[str, Array], arrays: dict[str, Any], path: Path) -> None:
@@ -187,7 +233,7 @@ def _described(arrays: dict[str, np.ndarray[Any, Any]], file: str) -> dict[str, 
     }
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
     """Have the system write a file or folder to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+
+from minitrain.train.checkpoint import flush
 
 RUNS = Path("runs")
 _NUMBERED = re.compile(r"(\d{4,})-")
@@ -41,23 +44,52 @@ class RunFolder:
         Raises:
             FolderError: naming the folder and what to do.
         """
-        if self.config.exists() or self.metrics.exists():
-            raise FolderError(
-                f"{self.path} already holds a run; go on with it by --resume, or take another "
-                "--run-dir"
-            )
-        if self.path.exists() and not self.path.is_dir():
-            raise FolderError(f"{self.path} is no folder; take another --run-dir")
+        try:
+            held = self.config.exists() or self.metrics.exists()
+            above = next(p for p in (self.path, *self.path.absolute().parents) if p.exists())
+        except OSError as error:  # such as a name that is too long
+            raise self._refusal(error) from error
+        if held:
+            raise self._held()
+        if not above.is_dir():
+            raise FolderError(f"{above} is no folder; take another --run-dir")
+        if not os.access(above, os.W_OK | os.X_OK):
+            raise FolderError(f"{above} is not yours to write to; take another --run-dir")
 
-    def create(self, config: str) -> None:
-        """Make the folder, with the text of its config.toml."""
+    def create(self, config: str, *, anew: bool) -> None:
+        """Make the folder, with the text of its config.toml, or write that text anew.
+
+        Raises:
+            FolderError: it can't be made, or another run has come to be there.
+        """
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
-            self.config.write_text(config, encoding="utf-8")
+            if anew:  # "x": of two runs that start at once in one folder, one gets it
+                with self.config.open("x", encoding="utf-8") as file:
+                    file.write(config)
+            else:
+                replace_text(self.config, config)
+        except FileExistsError:
+            raise self._held() from None
         except OSError as error:
-            raise FolderError(
-                f"cannot write to {self.path}: {error.strerror}; take another --run-dir"
-            ) from error
+            raise self._refusal(error) from error
+
+    def _held(self) -> FolderError:
+        return FolderError(
+            f"{self.path} already holds a run; go on with it by --resume, or take another --run-dir"
+        )
+
+    def _refusal(self, error: OSError) -> FolderError:
+        return FolderError(f"cannot write to {self.path}: {error.strerror}; take another --run-dir")
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Give a file another content, at once: whoever reads it, or comes after a crash, sees the old
+    one or the new."""
+    temporary = path.with_name(f".{path.name}.part")
+    temporary.write_text(text, encoding="utf-8")
+    flush(temporary)
+    temporary.replace(path)
 
 
 def next_free(preset: str, runs: Path = RUNS) -> RunFolder:

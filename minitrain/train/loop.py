@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -32,6 +31,17 @@ class Reporter(Protocol):
         """A checkpoint is whole."""
 
 
+@dataclass
+class Stop:
+    """A wish to stop, which a signal handler sets.
+
+    Attributes:
+        signal: the signal's number; 0 for no wish.
+    """
+
+    signal: int = 0
+
+
 @dataclass(frozen=True)
 class Run:
     """A run to be done, the same on every rank.
@@ -39,7 +49,7 @@ class Run:
     Attributes:
         start: the checkpoint to go on from; None to start anew.
         notes: remarks for the user, one line each.
-        stop: set by a signal handler; all ranks then stop after the same step, and save.
+        stop: where any rank has a signal, all ranks stop after the same step, and save.
     """
 
     config: RunConfig
@@ -48,18 +58,25 @@ class Run:
     folder: RunFolder
     start: Path | None
     notes: tuple[str, ...] = ()
-    stop: threading.Event = field(default_factory=threading.Event)
+    stop: Stop = field(default_factory=Stop)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: the steps it has done, its last losses, and whether it was stopped."""
+    """How a run ended.
+
+    Attributes:
+        steps: how many it has done, those before a resumption included.
+        loss: of the last step.
+        val_loss, val_bits_per_byte: of the last evaluation; None if there was none.
+        stopped: the signal that ended it before its last step; 0 if it came to its end.
+    """
 
     steps: int
     loss: float | None
     val_loss: float | None
     val_bits_per_byte: float | None
-    stopped: bool
+    stopped: int
 
 
 def train(group: Group, run: Run, reporter: Reporter | None = None) -> Outcome:
@@ -68,7 +85,9 @@ def train(group: Group, run: Run, reporter: Reporter | None = None) -> Outcome:
     Rank 0 makes the folder, once all ranks have come here, writes to it and tells the reporter.
 
     Raises:
-        TrainingError: a gradient that is not finite. CheckpointError: a disk that is full.
+        TrainingError: a gradient that is not finite. WriteError: a disk that is full.
+        CheckpointError: a checkpoint to start from that is broken, before anything is written.
+        FolderError: a folder that can't be made.
     """
     stepper = build.stepper_of(run.config, run.layout, group, run.corpus.tokenizer.vocab)
     done = build.resume(stepper, run.start) if run.start else 0
@@ -76,7 +95,7 @@ def train(group: Group, run: Run, reporter: Reporter | None = None) -> Outcome:
     listeners: list[Reporter] = []
     with ExitStack() as stack:
         if group.rank == 0:
-            run.folder.create(to_toml(run.config))
+            run.folder.create(to_toml(run.config), anew=run.start is None)
             keep_until(run.folder.metrics, done)
             listeners.append(stack.enter_context(MetricsFile(run.folder.metrics)))
             listeners += [reporter] if reporter is not None else []
@@ -96,7 +115,7 @@ class _Loop:
     def run(self, done: int) -> Outcome:
         """Steps done + 1 to the last."""
         options = self.task.config.run
-        stopped = False
+        stopped = 0
         if done == 0:
             self._evaluate(0)
         while done < options.steps and not stopped:
@@ -109,9 +128,11 @@ class _Loop:
         if self.saved != done:
             self._save(done)
         value = self.validation.get
+        if done == options.steps:
+            stopped = 0  # too late to change anything
         return Outcome(done, self.loss, value("val_loss"), value("val_bits_per_byte"), stopped)
 
-    def _step(self, index: int) -> bool:
+    def _step(self, index: int) -> int:
         config, start = self.task.config, time.perf_counter()
         waited = self.stepper.model.comm_seconds
         with self.group.ledger() as ledger:
@@ -121,7 +142,7 @@ class _Loop:
             result = self.stepper.step(batch)
         seconds = time.perf_counter() - start
         waited = self.stepper.model.comm_seconds - waited
-        cost, stop = over_ranks(self.group, seconds, waited, ledger, self.task.stop.is_set())
+        cost, stop = over_ranks(self.group, seconds, waited, ledger, self.task.stop.signal)
         self.loss = result.loss
         self._record(index + 1, result, cost)
         return stop
@@ -158,9 +179,7 @@ class _Loop:
     def _save(self, step: int) -> None:
         self.saved = step
         task = self.task
-        path = build.save(
-            self.stepper, task.folder.checkpoints, step, task.config, task.corpus.tokenizer
-        )
+        path = build.save(self.stepper, task.folder.checkpoints, step, task.config, task.corpus)
         if path is not None:
             for listener in self.listeners:
                 listener.saved(path)

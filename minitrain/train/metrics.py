@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import resource
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +16,20 @@ import numpy as np
 from minitrain.comm.group import Group
 from minitrain.comm.ledger import Ledger
 from minitrain.comm.transport import PURPOSES
-from minitrain.nn import GPTConfig
+from minitrain.nn.families import Config, declare
+from minitrain.train.checkpoint import WriteError
+from minitrain.train.folder import replace_text
 
 
 class MetricsFile:
-    """A file of JSON records, one a line, written as soon as they are known; a `loop.Reporter`."""
+    """A file of JSON records, one a line, written as soon as they are known; a `loop.Reporter`.
+
+    Every method raises WriteError where the disk is full.
+    """
 
     def __init__(self, path: Path):
-        self._file = path.open("a", encoding="utf-8")
+        with _writing(path):
+            self._file = path.open("a", encoding="utf-8")
 
     def __enter__(self) -> MetricsFile:
         return self
@@ -40,28 +49,49 @@ class MetricsFile:
         """Checkpoints are not recorded: they are there to be seen."""
 
     def _write(self, record: dict[str, Any]) -> None:
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
+        with _writing(Path(self._file.name)):
+            self._file.write(json.dumps(record) + "\n")
+            self._file.flush()
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise WriteError(
+            f"cannot write {path}: {error.strerror}; free some space and go on from the last "
+            "checkpoint with --resume"
+        ) from error
 
 
 def keep_until(path: Path, step: int) -> None:
-    """Drop the records of steps after `step`: a resumed run is about to write them again."""
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-    kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
-    temporary = path.with_suffix(".part")
-    temporary.write_text("".join(kept), encoding="utf-8")
-    temporary.replace(path)
+    """Drop the records of steps after `step`, which a resumed run is about to write again, and
+    lines that a crash cut off."""
+    with _writing(path):
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        kept = [line for line in text.splitlines(keepends=True) if _step_of(line) <= step]
+        replace_text(path, "".join(kept))
 
 
-def flops_per_token(config: GPTConfig) -> float:
+def _step_of(line: str) -> float:
+    """The step of a record; infinite for half of one."""
+    try:
+        return int(json.loads(line)["step"]) if line.endswith("\n") else math.inf
+    except (ValueError, TypeError, KeyError):
+        return math.inf
+
+
+def flops_per_token(config: Config) -> float:
     """Floating-point operations of forward and backward for a token, without recomputation.
 
     6 for each weight of a matrix product, and 12·L·C·T for attention's two products, counted as if
     nothing were masked (Chowdhery et al. 2022, "PaLM", appendix B).
     """
-    hidden = config.hidden or 4 * config.width
-    block = 4 * config.width**2 + 2 * config.width * hidden
-    matrices = config.layers * block + config.vocab * config.width
+    matrices = config.vocab * config.width  # the head, which may be the embedding's table
+    for name, parameter in declare(config).parameters().items():
+        if name.startswith("blocks.") and name.endswith(".weight") and len(parameter.declared) > 1:
+            matrices += math.prod(parameter.declared)
     return 6.0 * matrices + 12.0 * config.layers * config.width * config.context
 
 
@@ -72,8 +102,8 @@ def peak_bytes() -> int:
 
 
 def over_ranks(group: Group, seconds: float, waited: float, ledger: Ledger,
-               stop: bool) -> tuple[dict[str, Any], bool]:  # fmt: skip
-    """What a step took, over all ranks, and whether any rank was asked to stop.
+               stop: int) -> tuple[dict[str, Any], int]:  # fmt: skip
+    """What a step took, over all ranks, and the signal by which any rank was asked to stop, or 0.
 
     Times and memory are the largest of the ranks, bytes their sum.
     """
@@ -90,4 +120,4 @@ def over_ranks(group: Group, seconds: float, waited: float, ledger: Ledger,
         "comm_bytes": sum(by_purpose.values()),
         "comm_bytes_by_purpose": {purpose: n for purpose, n in by_purpose.items() if n},
     }
-    return record, bool(table[:, 3].any())
+    return record, int(table[:, 3].max())

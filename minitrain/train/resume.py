@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from minitrain.layout import Layout
 from minitrain.train import checkpoint
+from minitrain.train.checkpoint import read_manifest
 from minitrain.train.config import RunConfig, resolve, values
 from minitrain.train.folder import FolderError, RunFolder
 from minitrain.train.option import NONE, ConfigError
+from minitrain.train.text import Corpus, TextError
+from minitrain.train.tokenizer import absolute as absolute_spec
 
 # How long the run is, how fast it learns and when it writes may be said anew. All else would make
 # it another run: shapes, data, seed, batch, optimizer.
@@ -39,12 +45,13 @@ def resumed(
         raise FolderError(
             f"{folder.path} holds no checkpoint to go on from; start anew in another --run-dir"
         )
-    config = resolve(file=folder.config, sets=sets, flags=flags)
-    stored, given = values(resolve(file=folder.config)), values(config)
-    changes = {key: (stored[key], given[key]) for key in stored if stored[key] != given[key]}
+    stored = resolve(file=folder.config)
+    config = absolute(resolve(file=folder.config, sets=sets, flags=flags))
+    old, new = values(stored), values(config)
+    changed = [key for key in old if old[key] != new[key]]
     refused = [
-        f"{key} is {_shown(old)} in the run and {_shown(new)} here"
-        for key, (old, new) in changes.items()
+        f"{key} is {_shown(old[key])} in the run and {_shown(new[key])} here"
+        for key in changed
         if key not in FREE
     ]
     if refused:
@@ -58,9 +65,35 @@ def resumed(
             f"{folder.path} has done {done} of its {config.run.steps} steps; give --steps above "
             f"{done} to go on"
         )
-    notes = [f"{key}: {_shown(new)} from here on, {_shown(old)} before" for key, (old, new) in
-             changes.items()]  # fmt: skip
-    return config, start, notes
+    return config, start, [_note(key, old[key], new[key]) for key in changed]
+
+
+def check_same(start: Path, corpus: Corpus, layout: Layout) -> list[str]:
+    """A note if a run goes on with another layout than that of its checkpoint.
+
+    Raises:
+        CheckpointError: the checkpoint is broken. TextError: the text is not what it was.
+    """
+    manifest = read_manifest(start)
+    if manifest.text != corpus.digest:
+        raise TextError(
+            f"{corpus.name} is not the text that {start} was trained on: its content has changed; "
+            "bring that back, or start anew"
+        )
+    changed = manifest.layout != str(layout)
+    return [_note("layout", manifest.layout, str(layout))] if changed else []
+
+
+def absolute(config: RunConfig) -> RunConfig:
+    """The paths of text and tokenizer made absolute, so that the run can go on from any folder."""
+    data = replace(config.data, tokenizer=absolute_spec(config.data.tokenizer))
+    if data.path is not None:
+        data = replace(data, path=os.path.abspath(data.path))
+    return replace(config, data=data)
+
+
+def _note(key: str, old: Any, new: Any) -> str:
+    return f"{key}: {_shown(new)} from here on, {_shown(old)} before"
 
 
 def _shown(value: Any) -> str:
