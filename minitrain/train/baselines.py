@@ -21,7 +21,11 @@ def baselines(corpus: Corpus) -> dict[str, float]:
     bigram: the byte given the one before, smoothed towards the unigram (Witten and Bell 1991,
         method C): a byte that c others followed hands them c / (n + c) of its n occurrences.
     gzip: `gzip -9` of the held-out part alone, which sees no training text but adapts as it goes.
+
+    A corpus of which only ids are known has none.
     """
+    if corpus.training_text is None or corpus.held_out_text is None:
+        return {}
     held_out = np.frombuffer(corpus.held_out_text, dtype=np.uint8)
     counts = _pair_counts(np.frombuffer(corpus.training_text, dtype=np.uint8))
     unigram = _unigram(counts)

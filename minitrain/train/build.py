@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from minitrain.array import Array
 from minitrain.comm.group import Group
 from minitrain.layout import Layout
-from minitrain.nn import GPT, GPTConfig
+from minitrain.nn import GPTConfig, LlamaConfig
 from minitrain.nn.families import Model, declare
 from minitrain.nn.families import from_values as config_from
 from minitrain.nn.families import to_values as config_values
@@ -20,19 +21,19 @@ from minitrain.train.step import Stepper
 from minitrain.train.tokenizer import Tokenizer, tokenizer_of
 
 
-def model_of(config: RunConfig, vocab: int) -> GPT:
+def model_of(config: RunConfig, vocab: int) -> Model:
     """The plain model, declared and not filled."""
     options = config.model
-    return GPT(
-        GPTConfig(
-            vocab=vocab,
-            context=options.context,
-            layers=options.layers,
-            heads=options.heads,
-            width=options.width,
-            dropout=options.dropout,
-        )
-    )
+    sizes: dict[str, Any] = {
+        "vocab": vocab,
+        "context": options.context,
+        "layers": options.layers,
+        "heads": options.heads,
+        "width": options.width,
+    }
+    if options.family == "llama":
+        return declare(LlamaConfig(**sizes, kv_heads=options.kv_heads))
+    return declare(GPTConfig(**sizes, dropout=options.dropout))
 
 
 def optimizer_of(options: OptimizerOptions) -> Optimizer:
@@ -122,6 +123,16 @@ def load_model(path: Path) -> tuple[Model, Tokenizer]:
     for name, parameter in parameters.items():
         parameter.array = arrays[f"weights/{name}"]
     return model, tokenizer_of(manifest.tokenizer, folder=path)
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer of a checkpoint.
+
+    Raises:
+        CheckpointError: a checkpoint that is not whole. TokenizerError: a tokenizer that is not.
+    """
+    manifest, _ = checkpoint.load(path, "no array's key begins so")
+    return tokenizer_of(manifest.tokenizer, folder=path)
 
 
 def _arrays(stepper: Stepper) -> dict[str, Array]:

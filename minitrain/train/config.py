@@ -8,12 +8,13 @@ Standard library only, so that `--help` is quick.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from minitrain.layout import did_you_mean
+from minitrain.train.conflicts import conflicts
 from minitrain.train.option import (
     ConfigError,
     Count,
@@ -53,8 +54,10 @@ def _option(default: Any, help: str, flag: str | None = None) -> Any:
 class ModelOptions:
     """The shape of the model; its vocabulary comes from the tokenizer."""
 
+    family: Literal["gpt", "llama"] = _option("gpt", "GPT-2 or Llama")
     layers: Count = _option(4, "transformer blocks")
     heads: Count = _option(4, "attention heads of a block")
+    kv_heads: Count | None = _option(None, "key/value heads of a Llama's block; none: as heads")
     width: Count = _option(128, "features of a position, a multiple of heads")
     context: Count = _option(64, "tokens that the model sees at once")
     dropout: Fraction = _option(0.0, "share of activations dropped while training")
@@ -66,6 +69,9 @@ class DataOptions:
 
     path: Text | None = _option(
         None, "text file, or folder of them; none: Python's own documentation", flag="data"
+    )
+    tokenizer: Text = _option(
+        "byte", "byte, bpe:SIZE to train one, ids:SIZE for a .bin file, or a tokenizer.json"
     )
     batch: Count = _option(12, "sequences of a step, over all ranks")
     micro_batches: Count = _option(1, "parts of the batch, computed one after the other")
@@ -160,7 +166,7 @@ def check(config: RunConfig) -> None:
         except ConfigError as error:
             problems.append(str(error))
     if not problems:
-        problems = list(_conflicts(config))
+        problems = list(conflicts(config))
     if problems:
         raise ConfigError("; ".join(problems))
 
@@ -198,26 +204,6 @@ def from_values(stored: Mapping[str, Any]) -> RunConfig:
 def to_toml(config: RunConfig) -> str:
     """A TOML file of every option: resolve(file=…) of it gives an equal configuration."""
     return write(values(config))
-
-
-def _conflicts(config: RunConfig) -> Iterator[str]:
-    model, data, optimizer = config.model, config.data, config.optimizer
-    if model.width % model.heads:
-        below = model.width // model.heads * model.heads
-        yield (
-            f"model.width = {model.width} is not a multiple of model.heads = {model.heads}; "
-            f"use a width such as {below or model.heads}"
-        )
-    if optimizer.min_lr > optimizer.lr:
-        yield (
-            f"optimizer.min_lr = {optimizer.min_lr} is above optimizer.lr = {optimizer.lr}; "
-            f"lower min_lr to {optimizer.lr} or less"
-        )
-    if data.micro_batches > data.batch:
-        yield (
-            f"data.micro_batches = {data.micro_batches} is more than data.batch = {data.batch}, "
-            f"so some would be empty; use at most {data.batch}"
-        )
 
 
 def _build(given: Mapping[str, Any]) -> RunConfig:

@@ -64,10 +64,15 @@ class SubwordTokenizer:
 
         Of one text it makes the same tokens each time. As all 256 bytes are tokens, it can write
         any text; words are kept apart as in GPT-2 (Radford et al. 2019, section 2.2).
+
+        Raises:
+            TokenizerError: no text, text that is not UTF-8, or a vocabulary below 256.
         """
         library = _library()
         if vocab < 256:
             raise TokenizerError(f"bpe:{vocab} has no room for the 256 bytes; take 256 or more")
+        if not text:
+            raise TokenizerError(f"bpe:{vocab} is trained on a text, and there is none")
         bytes_ = library.pre_tokenizers.ByteLevel
         inner = library.Tokenizer(library.models.BPE())
         inner.pre_tokenizer = bytes_(add_prefix_space=False)

@@ -7,7 +7,6 @@ same sequences, and a resumed run goes on where it stopped without any saved sta
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +15,14 @@ import numpy as np
 
 from minitrain.array import digest, hash_grid
 from minitrain.batch import IGNORE, Batch, Ints
-from minitrain.train.tokenizer import ByteTokenizer, Ids, Tokenizer
+from minitrain.train.binary import is_binary, read_ids
+from minitrain.train.reading import TextError, read_text
+from minitrain.train.tokenizer import ByteTokenizer, Ids, Tokenizer, tokenizer_of
 
-_FIX = "give --data another file or folder, or leave it away for the built-in text"
+__all__ = ["Corpus", "TextError", "offsets"]
 
-
-class TextError(ValueError):
-    """A text that cannot be trained on: not there, not readable, empty, or too short."""
+# The bytes of a UTF-8 character that do not begin it.
+_INSIDE = frozenset(bytes([byte]) for byte in range(0x80, 0xC0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,15 +31,15 @@ class Corpus:
 
     Attributes:
         name: where the text comes from, for messages.
-        training_text, held_out_text: its bytes, unchanged.
+        training_text, held_out_text: its bytes, unchanged; None where only ids are known.
         training, held_out: (n,) token ids of each.
         tokenizer: what made the ids.
         notes: one-line remarks for the user.
     """
 
     name: str
-    training_text: bytes
-    held_out_text: bytes
+    training_text: bytes | None
+    held_out_text: bytes | None
     training: Ids
     held_out: Ids
     tokenizer: Tokenizer
@@ -47,31 +47,58 @@ class Corpus:
 
     @classmethod
     def load(
-        cls, path: str | Path | None, context: int, tokenizer: Tokenizer | None = None
+        cls, path: str | Path | None, context: int, tokenizer: str | Tokenizer = "byte"
     ) -> Corpus:
         """Read a file, all text files below a folder, or (None) the documentation in this Python.
+
+        Files that end in .jsonl are lines of JSON objects with a text; those that end in .bin are
+        token ids, and so is a folder with train.bin and val.bin.
+
+        Args:
+            tokenizer: or its spec, see `tokenizer_of`; a new one is trained on the training part.
 
         Raises:
             TextError: one line that names the text, what is wrong with it and the fix; text too
                 short for sequences of `context` tokens is one of the reasons.
+            TokenizerError: a tokenizer that is not there, or that cannot take the text.
         """
+        if path is not None and is_binary(Path(path)):
+            corpus = cls._of_ids(Path(path), tokenizer)
+        else:
+            corpus = cls._of_text(None if path is None else Path(path), tokenizer)
+        corpus.check(context)
+        return corpus
+
+    @classmethod
+    def _of_text(cls, path: Path | None, tokenizer: str | Tokenizer) -> Corpus:
         name = "the built-in text" if path is None else str(path)
-        text, notes = (_built_in(), []) if path is None else _read(Path(path))
-        if not text:
-            raise TextError(f"{name} is empty; {_FIX}")
-        tokenizer = tokenizer or ByteTokenizer()
-        start = len(text) - len(text) // 10
-        corpus = cls(
+        text, notes = read_text(path)
+        start = _character(text, len(text) - len(text) // 10)
+        spec = tokenizer if isinstance(tokenizer, str) else tokenizer.spec
+        if problem := _not_utf8(name, text):
+            if spec != ByteTokenizer.spec:
+                raise TextError(f"{problem}; use --tokenizer byte, or convert the text")
+            what = "it is used byte for byte, and samples show a replacement sign"
+            notes.append(f"{problem}: {what} where bytes are no text")
+        if isinstance(tokenizer, str):
+            tokenizer = tokenizer_of(tokenizer, text[:start])
+        return cls(
             name=name,
             training_text=text[:start],
             held_out_text=text[start:],
             training=tokenizer.encode(text[:start]),
             held_out=tokenizer.encode(text[start:]),
             tokenizer=tokenizer,
-            notes=(*notes, *_utf8_notes(name, text)),
+            notes=tuple(notes),
         )
-        corpus.check(context)
-        return corpus
+
+    @classmethod
+    def _of_ids(cls, path: Path, tokenizer: str | Tokenizer) -> Corpus:
+        if isinstance(tokenizer, str):
+            tokenizer = tokenizer_of(tokenizer)
+        training, held_out = read_ids(path, tokenizer)
+        notes = (f"{path}: {len(training) + len(held_out):,} {training.dtype.name} ids, no text",)
+        return cls(str(path), None, None, training, held_out, tokenizer, notes)
 
     def check(self, context: int) -> None:
         """Refuse a context that no window of both parts can fill: context inputs and one target."""
@@ -118,8 +145,10 @@ class Corpus:
             places = np.arange(len(rows), dtype=np.int64)
             yield self._batch(self.held_out, positions, places, step, len(rows))
 
-    def bits_per_byte(self, nats: float) -> float:
-        """A held-out loss in nats a token, as bits for each byte of the text."""
+    def bits_per_byte(self, nats: float) -> float | None:
+        """A held-out loss in nats a token, as bits for each byte of the text; None without text."""
+        if self.held_out_text is None:
+            return None
         return nats / math.log(2) * len(self.held_out) / len(self.held_out_text)
 
     def _batch(self, ids: Ids, positions: Ints, places: Ints, step: int, size: int) -> Batch:
@@ -146,56 +175,17 @@ def offsets(seed: int, step: int, places: Ints, count: int) -> Ints:
     return drawn
 
 
-def _built_in() -> bytes:
-    """The language documentation that CPython carries: about 460 KB of English."""
-    try:
-        from pydoc_data.topics import topics
-    except ImportError:
-        raise TextError("this Python has no pydoc_data; give a text with --data FILE") from None
-    return "\n\n".join(topics[name] for name in sorted(topics)).encode()
+def _character(text: bytes, at: int) -> int:
+    """The place, `at` or up to three bytes before it, where a UTF-8 character begins."""
+    places = (i for i in range(at, max(at - 4, -1), -1) if text[i : i + 1] not in _INSIDE)
+    return next(places, at)
 
 
-def _read(path: Path) -> tuple[bytes, list[str]]:
-    """The bytes of a file or folder, and notes on how they came together."""
-    if not os.path.isdir(path):  # unlike Path.is_dir, False where the system refuses to say
-        return _file(path), []
-    found = [(file, _file(file)) for file in _files(path)]
-    texts = [text for _, text in found if text and b"\0" not in text]
-    if not texts:
-        raise TextError(f"{path} holds no text: none of its {len(found)} file(s) is any; {_FIX}")
-    note = f"{path}: {len(texts)} text file(s) joined by newlines in the order of their names"
-    skipped = len(found) - len(texts)
-    return b"\n".join(texts), [f"{note}; {skipped} empty or binary left out" if skipped else note]
-
-
-def _files(folder: Path) -> list[Path]:
-    """All regular files below a folder in the order of their paths, hidden ones left out."""
-
-    def refuse(error: OSError) -> None:
-        raise TextError(f"{error.filename} cannot be read: {error.strerror}; {_FIX}")
-
-    found = []
-    for directory, folders, names in os.walk(folder, onerror=refuse):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [Path(directory, name) for name in names if not name.startswith(".")]
-    return sorted(file for file in found if os.path.isfile(file))
-
-
-def _file(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise TextError(f"{path} cannot be read: {error.strerror}; {_FIX}") from None
-    except ValueError as error:  # a NUL in the name
-        raise TextError(f"{str(path)!r} cannot be read: {error}; {_FIX}") from None
-
-
-def _utf8_notes(name: str, text: bytes) -> list[str]:
+def _not_utf8(name: str, text: bytes) -> str | None:
+    """What is wrong with a text that is not UTF-8; None if it is."""
     try:
         text.decode("utf-8")
     except UnicodeDecodeError as error:
-        return [
-            f"{name} is not UTF-8 (byte 0x{text[error.start]:02x} at {error.start}): it is used "
-            f"byte for byte, and samples show a replacement sign where bytes are no text"
-        ]
-    return []
+        at = error.start
+        return f"{name} is not UTF-8 (byte 0x{text[at]:02x} at {at})"
+    return None

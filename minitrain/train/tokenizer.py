@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -9,6 +10,8 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 Ids: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+_MADE = re.compile(r"(?P<kind>bpe|ids):(?P<size>.*)")  # specs of tokenizers that are no file
 
 
 class TokenizerError(ValueError):
@@ -116,19 +119,24 @@ def tokenizer_of(spec: str, text: bytes = b"", folder: Path = Path()) -> Tokeniz
         TokenizerError: none of these, or a file that is no tokenizer, or the `tokenizers` package
             is not installed.
     """
-    kind, _, size = spec.partition(":")
     if spec == ByteTokenizer.spec:
         return ByteTokenizer()
-    if kind in ("ids", "bpe") and size:
-        if not size.isdecimal():
-            raise TokenizerError(f"{spec}: {size!r} is no number of tokens; write {kind}:4096")
-        if kind == "ids":
-            return IdTokenizer(int(size))
+    made = _MADE.fullmatch(spec)
+    if made and not made["size"].isdecimal():
+        raise TokenizerError(f"{spec}: {made['size']!r} is no number of tokens, such as 4096")
+    if made and made["kind"] == "ids":
+        return IdTokenizer(int(made["size"]))
     from minitrain.train.subword import SubwordTokenizer  # its package is an extra
 
-    if kind == "bpe" and size:
-        return SubwordTokenizer.train(text, int(size))
+    if made:
+        return SubwordTokenizer.train(text, int(made["size"]))
     return SubwordTokenizer.load(folder / spec)
+
+
+def absolute(spec: str) -> str:
+    """A spec that means the same tokenizer from any folder: a path is made absolute."""
+    named = spec == ByteTokenizer.spec or _MADE.fullmatch(spec)
+    return spec if named else str(Path(spec).absolute())
 
 
 def show(text: bytes, encoding: str | None = "utf-8") -> str:

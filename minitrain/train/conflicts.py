@@ -1,0 +1,52 @@
+"""Which values of a configuration cannot go together. Standard library only, as config is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from minitrain.train.config import ModelOptions, RunConfig
+
+
+def conflicts(config: RunConfig) -> Iterator[str]:
+    """Every rule between values that a configuration breaks, with the values and the fix."""
+    model, data, optimizer = config.model, config.data, config.optimizer
+    if model.width % model.heads:
+        below = model.width // model.heads * model.heads
+        yield (
+            f"model.width = {model.width} is not a multiple of model.heads = {model.heads}; "
+            f"use a width such as {below or model.heads}"
+        )
+    if model.family == "llama":
+        yield from _llama_conflicts(model)
+    elif model.kv_heads is not None:
+        yield (
+            f"model.kv_heads = {model.kv_heads} is for a llama, but model.family = {model.family}; "
+            "leave it away, or take --family llama"
+        )
+    if optimizer.min_lr > optimizer.lr:
+        yield (
+            f"optimizer.min_lr = {optimizer.min_lr} is above optimizer.lr = {optimizer.lr}; "
+            f"lower min_lr to {optimizer.lr} or less"
+        )
+    if data.micro_batches > data.batch:
+        yield (
+            f"data.micro_batches = {data.micro_batches} is more than data.batch = {data.batch}, "
+            f"so some would be empty; use at most {data.batch}"
+        )
+
+
+def _llama_conflicts(model: ModelOptions) -> Iterator[str]:
+    if model.width % (2 * model.heads):
+        yield (
+            f"model.width = {model.width} does not give the {model.heads} heads of a llama an even "
+            f"number of features; use a multiple of {2 * model.heads}"
+        )
+    if model.kv_heads is not None and model.heads % model.kv_heads:
+        yield (
+            f"model.kv_heads = {model.kv_heads} does not divide model.heads = {model.heads}; use a "
+            "number that does"
+        )
+    if model.dropout:
+        yield f"model.dropout = {model.dropout}, but a llama has no dropout; leave it away"
