@@ -18,6 +18,7 @@ from minitrain.train import checkpoint
 from minitrain.train.checkpoint import Manifest
 from minitrain.train.config import OptimizerOptions, RunConfig, values
 from minitrain.train.step import Stepper
+from minitrain.train.text import Corpus
 from minitrain.train.tokenizer import Tokenizer, tokenizer_of
 
 
@@ -63,7 +64,7 @@ def stepper_of(config: RunConfig, layout: Layout, group: Group, vocab: int) -> S
 
 
 def save(
-    stepper: Stepper, folder: Path, step: int, config: RunConfig, tokenizer: Tokenizer
+    stepper: Stepper, folder: Path, step: int, config: RunConfig, corpus: Corpus
 ) -> Path | None:
     """Write a checkpoint of a run; data ranks hold the same, so the first one writes.
 
@@ -76,11 +77,12 @@ def save(
             updates=stepper.updates,
             layout=str(mesh.layout),
             model=config_values(stepper.model.module.config),
-            tokenizer=tokenizer.spec,
+            text=corpus.digest,
+            tokenizer=corpus.tokenizer.spec,
             config=values(config),
             arrays={},
         )
-        path = checkpoint.save(folder, about, _arrays(stepper), files=tokenizer.files)
+        path = checkpoint.save(folder, about, _arrays(stepper), files=corpus.tokenizer.files)
     mesh.world.barrier()
     return path
 
@@ -131,8 +133,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
     Raises:
         CheckpointError: a checkpoint that is not whole. TokenizerError: a tokenizer that is not.
     """
-    manifest, _ = checkpoint.load(path, "no array's key begins so")
-    return tokenizer_of(manifest.tokenizer, folder=path)
+    return tokenizer_of(checkpoint.read_manifest(path).tokenizer, folder=path)
 
 
 def _arrays(stepper: Stepper) -> dict[str, Array]:

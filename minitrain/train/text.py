@@ -6,9 +6,11 @@ same sequences, and a resumed run goes on where it stopped without any saved sta
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -144,6 +146,15 @@ class Corpus:
             positions = rows[:, None] * context + np.arange(context)
             places = np.arange(len(rows), dtype=np.int64)
             yield self._batch(self.held_out, positions, places, step, len(rows))
+
+    @cached_property
+    def digest(self) -> str:
+        """A number, in hexadecimal digits, that differs where any token does."""
+        both = hashlib.blake2b(digest_size=16)
+        for ids in (self.training, self.held_out):
+            both.update(np.ascontiguousarray(ids).view(np.uint8).data)
+            both.update(b"|")
+        return both.hexdigest()
 
     def bits_per_byte(self, nats: float) -> float | None:
         """A held-out loss in nats a token, as bits for each byte of the text; None without text."""
