@@ -11,8 +11,17 @@ import numpy as np
 
 import minitrain.autograd
 from minitrain import functional as F
+from minitrain.array import from_host, namespace
 from minitrain.autograd.function import Function
 from minitrain.autograd.tensor import Tensor
+
+
+def beside(x: Tensor, index: Any) -> Any:
+    """An array, or a tuple with arrays, on the device that x is on."""
+    if isinstance(index, tuple):
+        return tuple(beside(x, i) for i in index)
+    return from_host(index, namespace(x.array)) if isinstance(index, np.ndarray) else index
+
 
 _LABELS = np.array([[0, -100, 3], [1, 2, 2]])
 _DROP = F.WeightDropout(0.3, 5, np.arange(2), np.arange(2))
@@ -29,7 +38,7 @@ EXAMPLES: dict[str, tuple[Callable[..., Tensor], list[tuple[int, ...]]]] = {
     "Tanh": (F.tanh, [(2, 3)]),
     "Maximum": (F.maximum, [(2, 1, 3), (4, 1)]),
     "Cast": (lambda x: F.cast(x, np.float64), [(2, 3)]),
-    "Where": (lambda a, b: F.where(np.eye(4, 3) > 0, a, b), [(2, 1, 3), (4, 1)]),
+    "Where": (lambda a, b: F.where(beside(a, np.eye(4, 3) > 0), a, b), [(2, 1, 3), (4, 1)]),
     "Sum": (lambda x: F.sum(x, (0, -1)), [(2, 3, 4)]),
     "Mean": (lambda x: F.mean(x, (0, -1)), [(2, 3, 4)]),
     "Max": (lambda x: F.max(x, (-1, 0)), [(2, 3, 4)]),
@@ -37,17 +46,17 @@ EXAMPLES: dict[str, tuple[Callable[..., Tensor], list[tuple[int, ...]]]] = {
     "Matmul": (F.matmul, [(2, 1, 3, 2), (4, 2, 3)]),
     "Reshape": (lambda x: F.reshape(x, (3, 2)), [(2, 3)]),
     "Transpose": (lambda x: F.transpose(x, (2, 0, 1)), [(2, 3, 2)]),
-    "Take": (lambda x: x[np.array([0, 1, 1])], [(2, 3)]),
+    "Take": (lambda x: x[beside(x, np.array([0, 1, 1]))], [(2, 3)]),
     "Concatenate": (lambda *x: F.concatenate(x, 1), [(2, 3), (2, 3)]),
     "Linear": (lambda x, w, b: F.linear(x, w, b, contract=2), [(5, 2, 3), (2, 3, 2, 3), (2, 3)]),
-    "Embedding": (lambda table: F.embedding(table, np.array([[2, 0], [2, 2]])), [(3, 4)]),
+    "Embedding": (lambda x: F.embedding(x, beside(x, np.array([[2, 0], [2, 2]]))), [(3, 4)]),
     "LayerNorm": (F.layer_norm, [(2, 3, 4), (4,), (4,)]),
     "RMSNorm": (F.rms_norm, [(2, 3, 4), (4,)]),
     "Gelu": (F.gelu, [(2, 3)]),
     "Silu": (F.silu, [(2, 3)]),
     "SwiGLU": (F.swiglu, [(3, 2, 4)]),
     "Softmax": (F.softmax, [(2, 3)]),
-    "Dropout": (lambda x: F.dropout(x, 0.4, 9, *np.indices((3, 4))), [(3, 4)]),
+    "Dropout": (lambda x: F.dropout(x, 0.4, 9, *beside(x, tuple(np.indices((3, 4))))), [(3, 4)]),
     "Rotary": (lambda x: F.rotary(x, np.array([3, 9]), 10.0), [(2, 2, 3, 4)]),
     "Attention": (lambda *x: F.attention(*x, dropout=_DROP), [(2, 4, 2, 3)] * 3),
     "TokenLosses": (lambda x: F.token_losses(x, _LABELS, smoothing=0.1, z_loss=0.1), [(2, 3, 4)]),

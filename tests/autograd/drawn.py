@@ -8,10 +8,10 @@ from typing import Any
 
 import hypothesis.extra.numpy as hnp
 import numpy as np
+from engine_examples import beside
 from hypothesis import strategies as st
 
 from minitrain import functional as F
-from minitrain.array import from_host, namespace
 from minitrain.autograd.tensor import Tensor
 
 # No axes (one number), no elements, and sizes that tell the axes apart.
@@ -25,13 +25,6 @@ class Case:
     run: Callable[..., Tensor]
     numpy: Callable[..., Any]
     inputs: tuple[Any, ...]
-
-
-def beside(x: Tensor, index: Any) -> Any:
-    """An array, or a tuple with arrays, on the device that x is on."""
-    if isinstance(index, tuple):
-        return tuple(beside(x, i) for i in index)
-    return from_host(index, namespace(x.array)) if isinstance(index, np.ndarray) else index
 
 
 def gaps(x: Any) -> Any:

@@ -7,7 +7,8 @@ from typing import Any
 import composed
 import hypothesis.extra.numpy as hnp
 import numpy as np
-from drawn import SHAPES, Case, beside, floats
+from drawn import SHAPES, Case, floats
+from engine_examples import beside
 from hypothesis import strategies as st
 
 from minitrain import functional as F

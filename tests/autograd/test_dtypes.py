@@ -7,8 +7,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from engine_examples import EXAMPLES, OPERATIONS, drawn
 
-from examples import EXAMPLES, OPERATIONS, drawn
 from minitrain import functional as F
 from minitrain.autograd.engine import backward
 from minitrain.autograd.tensor import Tensor

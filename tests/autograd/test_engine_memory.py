@@ -91,9 +91,9 @@ def test_memory_does_not_grow_with_steps() -> None:
     peaks = []
     tracemalloc.start()
     try:
-        for step in range(40):
+        for step in range(20):
             F.linear(F.gelu(F.linear(x, u)), v).sum().backward()
-            if step in (9, 39):
+            if step in (4, 19):
                 peaks.append(tracemalloc.get_traced_memory()[1])
             u.grad = v.grad = None
     finally:

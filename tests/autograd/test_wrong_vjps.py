@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from engine_examples import EXAMPLES, OPERATIONS, drawn
 
-from examples import EXAMPLES, OPERATIONS, drawn
 from minitrain import functional as F
 from minitrain.autograd.check import GradientError, check_vjp
 from minitrain.autograd.function import Function
