@@ -1,9 +1,11 @@
-"""The mesh: the ranks of a run on named axes, and the group of any of them."""
+"""The mesh: the ranks of a run on named axes, the groups of them, and the nodes they are on."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from minitrain.comm.group import Group
-from minitrain.layout import Layout, LayoutError
+from minitrain.layout import AXES, Layout, LayoutError
 from minitrain.nn.module import Parameter
 
 
@@ -16,6 +18,8 @@ class Mesh:
     Attributes:
         world: the group of all ranks.
         coordinates: this rank's place on each axis.
+        nodes: for each rank its node, numbered from 0 in the order of the ranks. The transport
+            tells (MPI: who shares memory; `run_ranks(nodes=...)`: as given).
     """
 
     def __init__(self, world: Group, layout: Layout):
@@ -25,7 +29,11 @@ class Mesh:
                 f"axis so that the product is {world.size}, or start {layout.size} ranks"
             )
         self.world, self.layout = world, layout
-        self.coordinates = layout.coordinates(world.rank)
+        place = layout.coordinates(world.rank)
+        self.coordinates = {axis: place[axis] for axis in layout.order}
+        found = [world.transport.nodes[rank] for rank in world.ranks]
+        numbers = {node: number for number, node in enumerate(dict.fromkeys(found))}
+        self.nodes = tuple(numbers[node] for node in found)
         self._groups: dict[tuple[str, ...], Group] = {}
 
     def __getitem__(self, axes: str | tuple[str, ...]) -> Group:
@@ -75,6 +83,40 @@ class Mesh:
         """Which part of each micro-batch this rank computes."""
         return self.layout.data_index(self.world.rank)
 
+    def crossings(self, axis: str) -> list[tuple[int, ...]]:
+        """The groups along an axis, as world ranks, whose ranks are on more than one node."""
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for rank in range(self.world.size):
+            place = self.layout.coordinates(rank)
+            groups.setdefault(tuple(at for a, at in place.items() if a != axis), []).append(rank)
+        return [tuple(g) for g in groups.values() if len({self.nodes[rank] for rank in g}) > 1]
+
+    def advice(self) -> list[str]:
+        """What is slow in the way that ranks lie on nodes; nothing where all is well.
+
+        tp and shard ranks talk in every layer, so links inside a node should carry that; what is
+        sent along pp and dp is less, and crosses nodes well (Narayanan et al. 2021, section 3.4).
+        """
+        return [
+            f"{len(crossed)} {axis} group(s), such as ranks {', '.join(map(str, crossed[0]))}, "
+            f"reach over several nodes, whose links are slow; let {axis} be at most the ranks of a "
+            f"node, and start the ranks of a node one after the other"
+            for axis in ("tp", "shard")
+            if (crossed := self.crossings(axis))
+        ]
+
     def __str__(self) -> str:
+        """The whole mesh as a table: each rank, its coordinates on the axes above 1, its node."""
+        ranks, nodes = self.world.size, len(set(self.nodes))
+        return "\n".join([f"{self.layout}: {ranks} rank(s) on {nodes} node(s)", *self._rows()])
+
+    def _rows(self) -> Iterator[str]:
+        axes = [axis for axis in AXES if getattr(self.layout, axis) > 1]
+        yield "".join(f"{name:>6}" for name in ("rank", *axes, "node"))
+        for rank in range(self.world.size):
+            place = self.layout.coordinates(rank)
+            yield "".join(f"{n:>6}" for n in (rank, *(place[a] for a in axes), self.nodes[rank]))
+
+    def __repr__(self) -> str:
         place = ", ".join(f"{axis} {at}" for axis, at in self.coordinates.items())
         return f"rank {self.world.rank} of {self.layout} at {place}"
