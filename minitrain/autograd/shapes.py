@@ -19,8 +19,9 @@ def wide(x: Any) -> Any:
 
 
 def rounded(out: Array, *inputs: Any) -> Array:
-    """out, computed wide, in the dtype of the inputs that are arrays."""
-    return out.astype(next(x.dtype for x in inputs if hasattr(x, "dtype")), copy=False)
+    """out, computed wide, in the dtype of the first input that is an array."""
+    x = inputs[0] if hasattr(inputs[0], "dtype") else inputs[1]
+    return out if out.dtype == x.dtype else out.astype(x.dtype)
 
 
 def total(x: Array, axis: int | tuple[int, ...] | None, keepdims: bool = False) -> Array:
