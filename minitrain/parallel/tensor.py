@@ -4,10 +4,17 @@ Sharded:     weights of attention and MLPs by heads and features; table, head an
 Replicated:  norms, biases added after a sum, positions; the residual stream
 Forward:     all-reduce of b·s·h after attention and after the MLP of each layer, one after the
              embedding; the loss: 3·b·s numbers, 4·b·s with label smoothing
-Backward:    the same, before attention and MLP of each layer, and one before the head
+Backward:    all-reduce of b·s·h before attention and MLP of each layer, and one before the head
 Equals serial because: a product X·A·B is the sum of X·Aᵢ·Bᵢ over A's columns and B's rows, and what
              stands between A and B (heads, GELU) works on each column, or head, by itself.
 Paper:       Shoeybi et al. 2019, "Megatron-LM", section 3; Narayanan et al. 2021, section 2.3
+
+An all-reduce of V elements sends 2(t-1)/t·V from each of t ranks. In the ledger the b·s·h are
+`activation`; the loss's numbers, one or a few for a token, are `scalar`.
+
+Sizes need not divide: heads, features and token ids are cut as np.array_split does, so the first
+ranks get one more, and nothing is padded to a multiple. So no false token takes part in the softmax
+and no padding enters norms, checkpoints or the count of parameters.
 """
 
 from __future__ import annotations
@@ -15,18 +22,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
-from minitrain.array import Array, from_host, namespace
 from minitrain.autograd import functional as F
-from minitrain.autograd.losses import TokenLosses
 from minitrain.autograd.tensor import Tensor
 from minitrain.comm.group import Group
 from minitrain.nn import (
     MLP,
     Attention,
     AttentionCore,
-    CrossEntropy,
     GatedMLP,
     GroupedAttention,
     Head,
@@ -36,7 +38,8 @@ from minitrain.nn import (
     Table,
 )
 from minitrain.parallel.placement import Place, cut_evenly, split_sizes
-from minitrain.parallel.regions import PURPOSE, Region
+from minitrain.parallel.regions import Region
+from minitrain.parallel.vocabulary import VocabularyCrossEntropy, VocabularyTable
 
 
 class Entered(Module):
@@ -64,61 +67,6 @@ class RowLinear(Module):
         linear = self.linear
         y = self.leave(F.linear(x, linear.weight, contract=linear.contract))
         return y if linear.bias is None else y + linear.bias
-
-
-class VocabularyTable(Module):
-    """Some rows of a token table; ids of other ranks give zeros, and the sum over ranks the row."""
-
-    def __init__(self, table: Table, place: Place, rank: int, leave: Region):
-        self.weight, self.leave = table.weight, leave
-        span = place.span(rank)
-        assert span is not None
-        self.first, self.last = span.start, span.stop
-
-    def forward(self, ids: Array) -> Tensor:
-        """ids (B, T) in [0, V) -> (B, T, C)."""
-        xp, dtype = namespace(self.weight.array), self.weight.array.dtype
-        here = (ids >= self.first) & (ids < self.last)
-        rows = F.embedding(self.weight, from_host(np.where(here, ids - self.first, 0), xp))
-        return self.leave(rows * from_host(here[..., None].astype(dtype), xp))
-
-
-class VocabularyLosses(TokenLosses):
-    """Losses from some columns of the logits: numbers travel, never logits."""
-
-    def forward(self, logits: Array, *, group: Group, **options: Any) -> Array:  # type: ignore[override]
-        self.group = group
-        return super().forward(logits, **options)
-
-    def merge(self, peak: Array, total: Array, target: Array, summed: Array) -> tuple[Array, ...]:
-        """Over all ranks; see TokenLosses. No gradient flows through the peak: it cancels."""
-        highest = self.group.all_reduce(peak, "max", purpose=PURPOSE)
-        parts = [total * namespace(peak).exp(peak - highest), target]
-        parts += [summed] if self.smoothing else []
-        sums = self.group.all_reduce(namespace(peak).concatenate(parts), purpose=PURPOSE)
-        total, target, *summed_too = sums.reshape(len(parts), *peak.shape)
-        return highest, total, target, summed_too[0] if summed_too else summed
-
-
-class VocabularyCrossEntropy(Module):
-    """The loss of logits that are cut over the vocabulary, the same number on every rank."""
-
-    def __init__(self, loss: CrossEntropy, vocab: int, first: int, group: Group):
-        self.loss, self.vocab, self.first, self.group = loss, vocab, first, group
-
-    def forward(self, logits: Tensor, labels: Any, total: float) -> Tensor:
-        """logits (B, T, V/tp), labels (B, T) global ids -> one number."""
-        losses = VocabularyLosses.apply(
-            logits,
-            group=self.group,
-            labels=from_host(np.asarray(labels), namespace(logits.array)),
-            ignore=-100,
-            smoothing=self.loss.smoothing,
-            z_loss=self.loss.z_loss,
-            first=self.first,
-            vocab=self.vocab,
-        )
-        return losses.sum() / float(total or 1)
 
 
 class _Cutter:
@@ -183,15 +131,20 @@ class _Cutter:
 
     def head(self, path: str, module: Head) -> None:
         self.even(module.weight, 0)
-        vocab = module.weight.declared[0]
-        first = sum(split_sizes(vocab, self.group.size)[: self.group.rank])
         self.wrap(path, module)
-        self.model.loss = VocabularyCrossEntropy(self.model.loss, vocab, first, self.group)
+        self.model.loss = VocabularyCrossEntropy(
+            self.model.loss, module.weight.declared[0], self._own_ids(module.weight), self.group
+        )
 
     def table(self, path: str, module: Table) -> None:
         self.even(module.weight, 0)
-        place = module.weight.placement.places[-1]
-        self.model.replace(path, VocabularyTable(module, place, self.group.rank, self.leave))
+        own = self._own_ids(module.weight)
+        self.model.replace(path, VocabularyTable(module, own, self.leave))
+
+    def _own_ids(self, weight: Parameter) -> slice:
+        span: slice | None = weight.placement.places[-1].span(self.group.rank)
+        assert span is not None
+        return span
 
 
 _HANDLERS: dict[type, Callable[..., None]] = {
