@@ -65,6 +65,7 @@ class MPITransport(Transport):
         self._tags = ((comm.Get_attr(MPI.TAG_UB) or 32767) + 1) >> _SEQUENCE_BITS
         self._names: dict[int, str] = {}
         self._folded: dict[int, int] = {}
+        self._addresses: dict[tuple[int, int], Address] = {}
         self._outbox: list[Sending] = []
         crowded = nodes.count(nodes[self.rank]) > cores()
         self._spins = 1 if crowded else _SPINS
@@ -72,9 +73,13 @@ class MPITransport(Transport):
 
     def route(self, channel: int, sequence: int) -> Address:
         """See `Transport.route`. A sequence number comes again after 256 calls."""
-        high, low = divmod(channel % (_COMMS * self._tags), self._tags)
-        tag = low << _SEQUENCE_BITS | sequence & (1 << _SEQUENCE_BITS) - 1
-        return Address(self._comms[high], tag, channel)
+        sequence &= (1 << _SEQUENCE_BITS) - 1
+        address = self._addresses.get((channel, sequence))
+        if address is None:
+            high, low = divmod(channel % (_COMMS * self._tags), self._tags)
+            address = Address(self._comms[high], low << _SEQUENCE_BITS | sequence, channel)
+            self._addresses[channel, sequence] = address
+        return address
 
     def send(self, x: Array, dest: int, route: Address, *, copy: bool, header: bool) -> Request:
         """See `Transport.send`. What was copied is kept here until MPI has sent it."""

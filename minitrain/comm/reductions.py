@@ -106,7 +106,7 @@ class Reductions(Caller):
 
 
 def _all_reduce(peers: Peers, x: Array, op: Reduction) -> Steps:
-    flat = x.reshape(-1)
+    flat = x.ravel()
     if peers.algorithm != "pairwise":
         flat = op.widened(flat)
     out = namespace(x).empty_like(flat)
@@ -115,7 +115,7 @@ def _all_reduce(peers: Peers, x: Array, op: Reduction) -> Steps:
 
 
 def _reduce(peers: Peers, x: Array, root: int, op: Reduction) -> Steps:
-    flat = op.widened(x.reshape(-1))
+    flat = op.widened(x.ravel())
     out = namespace(x).empty_like(flat)
     yield from _REDUCE[peers.algorithm](peers, flat, out, root, op)
     return op.rounded(out, x).reshape(x.shape) if peers.rank == root else None
@@ -129,7 +129,7 @@ def _reduce_scatter(
     starts = [sum(sizes[:rank]) for rank in range(peers.size)]
     before = (slice(None),) * axis
     parts = [x[(*before, slice(a, a + size))] for a, size in zip(starts, sizes, strict=True)]
-    flat = xp.concatenate([part.reshape(-1) for part in parts]) if axis else x.reshape(-1)
+    flat = xp.concatenate([part.ravel() for part in parts]) if axis else x.ravel()
     if peers.algorithm != "pairwise":
         flat = op.widened(flat)
     pieces = Pieces(flat, [part.size for part in parts])
