@@ -74,7 +74,8 @@ def compare(tensor: str, got: Array, expected: Array, scale: float, *, rank: int
         return Row(f"{tensor} (shape {mine.shape}, not {reference.shape})", rank, np.inf, bound)
     if mine.size == 0:
         return Row(tensor, rank, 0.0, bound)
-    difference = np.abs(mine.astype(np.float64) - reference.astype(np.float64))
+    with np.errstate(invalid="ignore"):  # inf - inf
+        difference = np.abs(mine.astype(np.float64) - reference.astype(np.float64))
     # A NaN, or an infinity on one side, is as wrong as can be.
     difference = np.where(np.isfinite(difference), difference, np.inf)
     at = np.unravel_index(int(difference.argmax()), difference.shape)
