@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
+import shlex
 import signal
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from .main import fail
+from .main import fail, say
 from .options import Given, config_options
 from .ranks import Ranks, rank_options
 
 if TYPE_CHECKING:
     from minitrain.comm.group import Group
-    from minitrain.train.config import RunConfig
-    from minitrain.train.loop import Outcome, Run
+    from minitrain.train.loop import Outcome, Run, Stop
 
 
 @click.command()
@@ -41,23 +39,37 @@ def train(given: Given, ranks: Ranks, run_dir: str | None, resume: bool, as_json
         run = _prepare(given, ranks, run_dir, resume)
     except ValueError as error:  # every refusal is one, and nothing has been written yet
         fail(str(error), 2)
-    with _graceful_stop(run.stop):
-        try:
-            outcome = ranks.run(_rank, run)
-        except ValueError as error:
-            fail(str(error), 1)
+    ranks.launch()
+    outcome = _run(ranks, run)
     if ranks.first:
         _report(run, outcome, as_json)
-    return 130 if outcome.stopped else 0
+    return 128 + outcome.stopped if outcome.stopped else 0
+
+
+def _run(ranks: Ranks, run: Run) -> Outcome:
+    """Do the run; what its user can mend is said in a line, and a fault of ours in a traceback."""
+    from minitrain.train.checkpoint import CheckpointError, WriteError
+    from minitrain.train.folder import FolderError
+    from minitrain.train.step import TrainingError
+
+    try:
+        with _graceful_stop(run.stop):
+            return ranks.run(_rank, run)
+    except (FolderError, CheckpointError) as error:  # raised before anything is written
+        fail(str(error), 2)
+    except (TrainingError, WriteError) as error:
+        fail(str(error), 1)
 
 
 def _prepare(given: Given, ranks: Ranks, run_dir: str | None, resume: bool) -> Run:
     """Everything that can be refused, before anything is written or sent."""
     from minitrain.array import keep_memory
+    from minitrain.parallel.compose import check_supported
     from minitrain.train import folder
+    from minitrain.train.build import load_tokenizer
     from minitrain.train.config import notes as config_notes
     from minitrain.train.loop import Run
-    from minitrain.train.resume import resumed
+    from minitrain.train.resume import absolute, check_same, resumed
     from minitrain.train.text import Corpus
 
     keep_memory()
@@ -72,10 +84,12 @@ def _prepare(given: Given, ranks: Ranks, run_dir: str | None, resume: bool) -> R
         at = at or folder.newest()
         config, start, notes = resumed(at, given.sets, given.flags)
     else:
-        config = _absolute(given.resolve())
+        config = absolute(given.resolve())
         at = at or folder.next_free(given.preset or "cpu")
         at.check_free()
-    corpus = Corpus.load(config.data.path, config.model.context)
+    # A run that goes on has its tokenizer in the checkpoint, trained or not.
+    tokenizer = load_tokenizer(start) if start else config.data.tokenizer
+    corpus = Corpus.load(config.data.path, config.model.context, tokenizer)
     ranks.layout.check(
         batch=config.data.batch,
         micro_batches=config.data.micro_batches,
@@ -84,15 +98,11 @@ def _prepare(given: Given, ranks: Ranks, run_dir: str | None, resume: bool) -> R
         context=config.model.context,
         vocab=corpus.tokenizer.vocab,
     )
+    check_supported(ranks.layout)
+    if start:
+        notes += check_same(start, corpus, ranks.layout)
     notes += [*config_notes(config), *corpus.notes]
     return Run(config, ranks.layout, corpus, at, start, tuple(notes))
-
-
-def _absolute(config: RunConfig) -> RunConfig:
-    """The path of the text made absolute, so that the run can go on from any folder."""
-    if config.data.path is None:
-        return config
-    return replace(config, data=replace(config.data, path=os.path.abspath(config.data.path)))
 
 
 def _rank(group: Group, run: Run) -> Outcome:
@@ -105,7 +115,8 @@ def _rank(group: Group, run: Run) -> Outcome:
     from .progress import RunProgress
 
     done = step_of(run.start) if run.start else 0
-    with RunProgress(run.config.run.steps, done, "byte") as progress:
+    unit = "byte" if run.corpus.tokenizer.spec == "byte" else "token"
+    with RunProgress(run.config.run.steps, done, unit) as progress:
         for line in _introduction(run):
             progress.say(line)
         return train_run(group, run, progress)
@@ -120,18 +131,19 @@ def _introduction(run: Run) -> Iterator[str]:
     )
     yield from run.notes
     bars = ", ".join(f"{name} {bits:.2f}" for name, bits in baselines(run.corpus).items())
-    yield f"held-out text in bits/byte: {bars}"
+    if bars:
+        yield f"held-out text in bits/byte: {bars}"
 
 
 @contextmanager
-def _graceful_stop(stop: threading.Event) -> Iterator[None]:
+def _graceful_stop(stop: Stop) -> Iterator[None]:
     """The first Ctrl-C or SIGTERM lets the step end and saves; the second ends at once."""
 
     def handle(number: int, frame: object) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
-        print("stopping after this step; once more to stop at once", file=sys.stderr)
+        if stop.signal:
+            sys.exit(128 + number)
+        stop.signal = number
+        say("stopping after this step; once more to stop at once")
 
     outer = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -148,13 +160,16 @@ def _report(run: Run, outcome: Outcome, as_json: bool) -> None:
     from minitrain.train.sample import sample
     from minitrain.train.tokenizer import show
 
-    path = checkpoint.newest(run.folder.checkpoints)
-    assert path is not None
-    written = sample(path, 200, Sampling())
-    click.echo(show(written.text, sys.stdout.encoding))
-    bits = f"held out {outcome.val_bits_per_byte:.3f} bits/byte"
-    click.echo(f"{run.folder.path}: {outcome.steps} steps, {bits}")
-    if outcome.stopped:
-        click.echo(f"stopped; go on with: minitrain train --resume --run-dir {run.folder.path}")
+    at = run.folder.path
+    if outcome.stopped:  # in a hurry
+        click.echo(f"{at}: stopped after {outcome.steps} of {run.config.run.steps} steps")
+        click.echo(f"go on with: minitrain train --resume --run-dir {shlex.quote(str(at))}")
+    else:
+        path = checkpoint.newest(run.folder.checkpoints)
+        assert path is not None
+        click.echo(show(sample(path, 200, Sampling()).text, sys.stdout.encoding))
+        bits, nats = outcome.val_bits_per_byte, outcome.val_loss
+        held_out = f"{nats:.3f} nats/token" if bits is None else f"{bits:.3f} bits/byte"
+        click.echo(f"{at}: {outcome.steps} steps, held out {held_out}")
     if as_json:
-        click.echo(json.dumps({"run_dir": str(run.folder.path), **asdict(outcome)}))
+        click.echo(json.dumps({"run_dir": str(at), **asdict(outcome)}))

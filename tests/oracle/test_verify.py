@@ -84,7 +84,7 @@ def test_the_reference_steps_against_the_gradient_of_the_mean_loss() -> None:
 
 
 def test_a_layout_that_cannot_run_is_refused_before_it_starts() -> None:
-    with pytest.raises(LayoutError, match="unknown word 'dq2'.*did you mean dp2"):
+    with pytest.raises(LayoutError, match=r"unknown word 'dq2'.*did you mean dp2"):
         verify(layout="dq2")
 
 
