@@ -2,8 +2,18 @@
 
 from minitrain.optim.adamw import AdamW
 from minitrain.optim.clip import clip_factor, square_sum
+from minitrain.optim.loss_scale import LossScale
 from minitrain.optim.optimizer import Optimizer
 from minitrain.optim.schedule import SHAPES, Schedule
 from minitrain.optim.sgd import SGD
 
-__all__ = ["SGD", "SHAPES", "AdamW", "Optimizer", "Schedule", "clip_factor", "square_sum"]
+__all__ = [
+    "SGD",
+    "SHAPES",
+    "AdamW",
+    "LossScale",
+    "Optimizer",
+    "Schedule",
+    "clip_factor",
+    "square_sum",
+]

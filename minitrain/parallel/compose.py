@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minitrain.array import Array, from_host
+from minitrain.array import Array, accumulator, from_host
 from minitrain.autograd.engine import backward
 from minitrain.autograd.tensor import no_grad
 from minitrain.batch import Batch
@@ -22,11 +22,13 @@ from minitrain.layout import Layout, LayoutError
 from minitrain.nn.module import Module, Parameter
 from minitrain.nn.window import Window, window
 from minitrain.parallel import regions
+from minitrain.parallel.bind import Bound, Derive, cast_to
 from minitrain.parallel.data import BUCKET, GradientSum
 from minitrain.parallel.flat import Flat
-from minitrain.parallel.gradients import global_norm, sum_over_peers
+from minitrain.parallel.gradients import first_not_finite, global_norm, sum_over_peers
 from minitrain.parallel.mesh import Mesh
 from minitrain.parallel.placement import WHOLE
+from minitrain.parallel.recompute import Recomputed
 from minitrain.parallel.sequence import Sequence, cut_sequence
 from minitrain.parallel.tensor import cut_tensors
 
@@ -61,11 +63,14 @@ class ParallelModel:
         self.modules: dict[str, Module] = dict(module.modules())
         self.comm_seconds = 0.0
 
-    def forward_backward(self, batch: Batch) -> Loss:
+    @np.errstate(over="ignore", invalid="ignore")  # what is not finite is found later, by name
+    def forward_backward(self, batch: Batch, scale: float = 1.0) -> Loss:
         """The loss of a global batch; afterwards each parameter's grad is the whole gradient.
 
         Args:
             batch: the global batch, or at least the places in it that this rank computes.
+            scale: what the loss is multiplied by for the backward, and the gradient divided by
+                after it. Where float16 overflows, the gradient is not finite.
         """
         parts = [
             batch.part(m, self.micro_batches, self.mesh.data_index, self.mesh.layout.data_ranks)
@@ -80,6 +85,7 @@ class ParallelModel:
             value = self._loss(part, total, training=True)
             backward(
                 value,
+                np.asarray(scale),
                 sink=self.flat.accumulate,
                 on_final=sums.on_final if last else None,
                 after_node=sums.progress if last else None,
@@ -88,6 +94,8 @@ class ParallelModel:
         with self._waiting():
             sums.finish()
             sum_over_peers(self.flat, self.mesh)
+        if scale != 1:
+            self.flat.gradient *= 1 / scale
         return Loss(self._sum_over_data(loss), total)
 
     def evaluate(self, batch: Batch) -> Loss:
@@ -102,6 +110,11 @@ class ParallelModel:
         """The norm of the whole gradient, each distinct element once."""
         with self._waiting():
             return global_norm(self.flat, self.mesh)
+
+    def first_not_finite(self) -> str | None:
+        """The first parameter whose gradient is not finite on some rank; all ranks agree."""
+        with self._waiting():
+            return first_not_finite(self.flat, self.mesh)
 
     def gradients(self) -> dict[str, Array]:
         """What this rank holds of the gradient of each parameter, by name."""
@@ -137,6 +150,7 @@ def parallelize(
     dtype: str = "float32",
     xp: Any = np,
     bucket: int = BUCKET,
+    recompute: str = "none",
 ) -> ParallelModel:
     """This rank's part of a plain model.
 
@@ -145,9 +159,12 @@ def parallelize(
             values of `seed`; if it is filled, they are cut out of its arrays. It is taken apart.
         micro_batches: how many parts of a batch are computed one after the other.
         seed: of the run: initial values and dropout.
-        dtype: of the weights, "float32" or "float64".
+        dtype: of weights and activations, "float64" or "float32"; with "float16" or "bfloat16" the
+            weights are float32, and units compute with copies of them in half precision.
         xp: where they go: numpy, or cupy.
         bucket: bytes of gradient that are reduced together.
+        recompute: what runs again in the backward instead of being kept. "full": each block;
+            "selective": attention weights, which this attention never keeps, so it equals "none".
 
     Raises:
         LayoutError: a layout that does not fit the model, or needs a strategy that isn't there yet.
@@ -164,11 +181,17 @@ def parallelize(
     shapes = {
         name: p.placement.shape(p.declared, mesh.coordinates) for name, p in parameters.items()
     }
-    flat = Flat(parameters, shapes, dtype, xp)
+    master = accumulator(dtype)
+    flat = Flat(parameters, shapes, master, xp)
     for name, parameter in parameters.items():  # one whole parameter at a time
         whole = parameter.array if hasattr(parameter, "array") else parameter.initial(seed)
         piece = parameter.placement.cut(whole, mesh.coordinates)
-        flat.fill(name, from_host(piece.astype(dtype), xp))
+        flat.fill(name, from_host(piece.astype(master), xp))
+    if master != dtype:
+        _bind(model, cast_to(dtype))
+    if recompute == "full":
+        for i, block in enumerate(model.blocks):
+            model.replace(f"blocks.{i}", Recomputed(block))
     return ParallelModel(model, mesh, flat, micro_batches=micro_batches, seed=seed, bucket=bucket)
 
 
@@ -186,6 +209,14 @@ def _cut(model: Any, mesh: Mesh) -> None:
             enter=lambda x: regions.copy(x, group),
             leave=lambda x: regions.reduce(x, group),
         )
+
+
+def _bind(model: Any, derive: Derive) -> None:
+    """Let each unit compute with tensors that are derived from its parameters."""
+    blocks = [f"blocks.{i}" for i in range(len(model.blocks))]
+    modules = dict(model.modules())
+    for path in ("embedding", *blocks, "norm", "head"):
+        model.replace(path, Bound(modules[path], derive))
 
 
 def check_supported(layout: Layout) -> None:

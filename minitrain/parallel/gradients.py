@@ -50,3 +50,19 @@ def global_norm(flat: Flat, mesh: Mesh) -> float:
     )
     sums = mesh[MODEL_AXES].all_reduce(squares, purpose="scalar")
     return math.sqrt(math.fsum(sums.tolist()))
+
+
+def first_not_finite(flat: Flat, mesh: Mesh) -> str | None:
+    """The first parameter, in the names' order, whose gradient is not finite on some rank.
+
+    One number is reduced over every rank that shares the step, so all come to the same verdict.
+    """
+    names = list(flat.parameters)
+    wrong = (
+        i
+        for i, name in enumerate(names)
+        if not math.isfinite(square_sum(flat.view(flat.gradient, name)))
+    )
+    from_end = len(names) - next(wrong, len(names))  # 0 if all are finite, so the first is the max
+    worst = int(mesh.world.all_reduce(np.array([from_end]), "max", purpose="scalar")[0])
+    return names[-worst] if worst else None

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from minitrain.array import namespace
 from minitrain.batch import Batch
-from minitrain.optim import Optimizer, clip_factor
+from minitrain.optim import LossScale, Optimizer, clip_factor
 from minitrain.parallel import ParallelModel
 
 
@@ -24,12 +24,16 @@ class StepResult(NamedTuple):
         tokens: valid tokens of the global batch; with none there was no update.
         lr: the learning rate of the update.
         grad_norm: the global norm before clipping.
+        loss_scale: what the loss was multiplied by for the backward; 1 but for float16.
+        skipped: the gradient overflowed, so there was no update.
     """
 
     loss: float
     tokens: int
     lr: float
     grad_norm: float
+    loss_scale: float = 1.0
+    skipped: bool = False
 
 
 class Stepper:
@@ -37,8 +41,9 @@ class Stepper:
 
     Attributes:
         slots: the optimizer's flat arrays by name.
-        updates: how many updates have been applied; a batch without valid tokens applies none,
-            and the learning rate is a function of this number.
+        updates: how many updates have been applied; a batch without valid tokens, or with an
+            overflow, applies none, and the learning rate is a function of this number.
+        loss_scale: of float16; None without.
     """
 
     def __init__(
@@ -47,8 +52,10 @@ class Stepper:
         optimizer: Optimizer,
         schedule: Callable[[int], float],
         clip: float | None,
+        loss_scale: LossScale | None = None,
     ):
         self.model, self.optimizer, self.schedule, self.clip = model, optimizer, schedule, clip
+        self.loss_scale = loss_scale
         gradient = model.flat.gradient
         self.slots = {name: namespace(gradient).zeros_like(gradient) for name in optimizer.slots}
         self.updates = 0
@@ -58,18 +65,33 @@ class Stepper:
 
         Raises:
             TrainingError: a loss or gradient that is not finite, on all ranks alike and before any
-                weight has changed.
+                weight has changed. With a loss scale, only once that is down to its floor.
         """
-        loss, tokens = self.model.forward_backward(batch)
+        scale = 1.0 if self.loss_scale is None else self.loss_scale.value
+        loss, tokens = self.model.forward_backward(batch, scale)
         lr = self.schedule(self.updates + 1)
         if tokens == 0:
-            return StepResult(0.0, 0, lr, 0.0)
+            return StepResult(0.0, 0, lr, 0.0, scale)
         norm = self.model.gradient_norm()
+        if self.loss_scale is not None and self._overflows(self.loss_scale, batch.step):
+            return StepResult(loss, tokens, lr, norm, scale, skipped=True)
         if not math.isfinite(loss) or not math.isfinite(norm):
             raise TrainingError(self._diagnosis(batch.step, loss, norm))
         self.updates += 1
         self._update(lr, clip_factor(norm, self.clip))
-        return StepResult(loss, tokens, lr, norm)
+        return StepResult(loss, tokens, lr, norm, scale)
+
+    def _overflows(self, scale: LossScale, step: int) -> bool:
+        """Whether this step is to be skipped, on all ranks alike; the loss scale takes note."""
+        culprit = self.model.first_not_finite()
+        if culprit is not None and scale.at_floor:
+            raise TrainingError(
+                f"step {step}: the gradient of {culprit} is not finite, and the loss scale is down "
+                f"to its floor of {scale.floor:g}, so scaling can't help; no weight was changed. "
+                "Lower --lr, or train anew with --dtype bfloat16 or float32"
+            )
+        scale.update(culprit is not None)
+        return culprit is not None
 
     def _update(self, lr: float, scale: float) -> None:
         flat = self.model.flat
@@ -86,11 +108,11 @@ class Stepper:
             )
 
     def _diagnosis(self, step: int, loss: float, norm: float) -> str:
-        for name, grad in self.model.gradients().items():
-            if not math.isfinite(float(abs(grad).sum())):
-                return (
-                    f"step {step}: the gradient of {name} is not finite (loss {loss}, gradient "
-                    "norm not finite); no weight was changed. Lower --lr, or go on from the last "
-                    "checkpoint with --resume"
-                )
-        return f"step {step}: loss {loss}, gradient norm {norm}; no weight was changed. Lower --lr"
+        culprit = self.model.first_not_finite()
+        if culprit is None:
+            return f"step {step}: the loss is {loss}; no weight was changed. Lower --lr"
+        return (
+            f"step {step}: the gradient of {culprit} is not finite (loss {loss}, gradient norm "
+            f"{norm}); no weight was changed. Lower --lr, or go on from the last checkpoint with "
+            "--resume"
+        )
