@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from minitrain.array import Array
+from minitrain.array import Array, from_host, namespace
 from minitrain.comm.group import Group
 from minitrain.layout import Layout
 from minitrain.nn import GPTConfig, LlamaConfig
 from minitrain.nn.families import Model, declare
 from minitrain.nn.families import from_values as config_from
 from minitrain.nn.families import to_values as config_values
-from minitrain.optim import SGD, AdamW, Optimizer, Schedule
+from minitrain.optim import SGD, AdamW, LossScale, Optimizer, Schedule
 from minitrain.parallel import Mesh, parallelize
+from minitrain.parallel.gradients import MODEL_AXES
 from minitrain.train import checkpoint
-from minitrain.train.checkpoint import Manifest
+from minitrain.train.checkpoint import Draft, Manifest, file_of
 from minitrain.train.config import OptimizerOptions, RunConfig, values
 from minitrain.train.step import Stepper
 from minitrain.train.text import Corpus
@@ -58,40 +60,64 @@ def stepper_of(config: RunConfig, layout: Layout, group: Group, vocab: int) -> S
         micro_batches=config.data.micro_batches,
         seed=config.run.seed,
         dtype=config.run.dtype,
+        recompute=config.run.recompute,
     )
-    optimizer = optimizer_of(config.optimizer)
-    return Stepper(model, optimizer, schedule_of(config).rate, config.optimizer.clip)
+    optimizer, scale = optimizer_of(config.optimizer), None
+    if config.run.dtype == "float16":  # bfloat16 has float32's range: nothing gets too small
+        scale = LossScale()
+    return Stepper(model, optimizer, schedule_of(config).rate, config.optimizer.clip, scale)
 
 
 def save(
     stepper: Stepper, folder: Path, step: int, config: RunConfig, corpus: Corpus
 ) -> Path | None:
-    """Write a checkpoint of a run; data ranks hold the same, so the first one writes.
+    """Write a checkpoint of a run: each distinct piece once, by the first rank that holds it.
 
-    Returns its path on the rank that wrote it, None on the others. All return once it is whole.
+    Returns its path on rank 0, None on the others. All return once it is whole.
     """
-    mesh, path = stepper.model.mesh, None
-    if mesh.world.rank == 0:
+    model, draft, path = stepper.model, Draft(folder, step), None
+    world, mine = model.mesh.world, _pieces(stepper)
+    if world.rank == 0:
+        draft.begin()
+    world.barrier()
+    if mine:
+        draft.add(world.rank, mine)
+    world.barrier()
+    if world.rank == 0:
         about = Manifest(
             step=step,
             updates=stepper.updates,
-            layout=str(mesh.layout),
-            model=config_values(stepper.model.module.config),
+            layout=str(model.mesh.layout),
+            model=config_values(model.module.config),
             text=corpus.digest,
             tokenizer=corpus.tokenizer.spec,
             config=values(config),
-            arrays={},
+            arrays=_entries(stepper),
+            loss_scale=None if stepper.loss_scale is None else stepper.loss_scale.state(),
         )
-        path = checkpoint.save(folder, about, _arrays(stepper), files=corpus.tokenizer.files)
-    mesh.world.barrier()
+        path = draft.finish(about, corpus.tokenizer.files)
+    world.barrier()
     return path
 
 
 def resume(stepper: Stepper, path: Path) -> int:
-    """Fill a run's weights and optimizer state from a checkpoint; the steps it has done."""
-    manifest, arrays = checkpoint.load(path)
-    checkpoint.restore(_arrays(stepper), arrays, path)
+    """Fill a run's weights and optimizer state from a checkpoint; the steps it has done.
+
+    Raises:
+        CheckpointError: a checkpoint that is not whole, or is of another model.
+    """
+    manifest, model = checkpoint.read_manifest(path), stepper.model
+    views = _views(stepper)
+    checkpoint.match(
+        {key: model.parameters[name].declared for key, (name, _) in views.items()}, manifest, path
+    )
+    for key, (name, view) in views.items():  # one whole array at a time
+        whole = checkpoint.read(path, manifest, key).astype(view.dtype, copy=False)
+        piece = model.parameters[name].placement.cut(whole, model.mesh.coordinates)
+        view[...] = from_host(piece, namespace(view))
     stepper.updates = manifest.updates
+    if stepper.loss_scale is not None and manifest.loss_scale is not None:
+        stepper.loss_scale.restore(manifest.loss_scale)
     return manifest.step
 
 
@@ -116,14 +142,14 @@ def load_model(path: Path) -> tuple[Model, Tokenizer]:
     Raises:
         CheckpointError: a checkpoint that is not whole. TokenizerError: a tokenizer that is not.
     """
-    manifest, arrays = checkpoint.load(path, "weights/")
+    manifest = checkpoint.read_manifest(path)
+    kept = {key: entry for key, entry in manifest.arrays.items() if key.startswith("weights/")}
+    weights = replace(manifest, arrays=kept)
     model = declare(config_from(manifest.model))
-    parameters = model.parameters()
-    checkpoint.match(
-        {f"weights/{name}": p.declared for name, p in parameters.items()}, arrays, path
-    )
-    for name, parameter in parameters.items():
-        parameter.array = arrays[f"weights/{name}"]
+    parameters = {f"weights/{name}": p for name, p in model.parameters().items()}
+    checkpoint.match({key: p.declared for key, p in parameters.items()}, weights, path)
+    for key, parameter in parameters.items():
+        parameter.array = checkpoint.read(path, weights, key)
     return model, tokenizer_of(manifest.tokenizer, folder=path)
 
 
@@ -136,12 +162,42 @@ def load_tokenizer(path: Path) -> Tokenizer:
     return tokenizer_of(checkpoint.read_manifest(path).tokenizer, folder=path)
 
 
-def _arrays(stepper: Stepper) -> dict[str, Array]:
-    """Views of all that a checkpoint holds, by key."""
+def _views(stepper: Stepper) -> dict[str, tuple[str, Array]]:
+    """All that a checkpoint holds, by key: the parameter's name and this rank's part."""
     flat = stepper.model.flat
     kinds = {"weights": flat.weights, **stepper.slots}
     return {
-        f"{kind}/{name}": view
+        f"{kind}/{name}": (name, view)
         for kind, array in kinds.items()
         for name, view in flat.views(array).items()
     }
+
+
+def _pieces(stepper: Stepper) -> dict[str, Array]:
+    """By key what this rank writes: pieces that no rank before it holds too."""
+    mesh, parameters = stepper.model.mesh, stepper.model.parameters
+    if any(at for axis, at in mesh.coordinates.items() if axis not in MODEL_AXES):
+        return {}  # a copy of what the first of the data ranks holds
+    return {
+        key: view for key, (name, view) in _views(stepper).items() if mesh.counts(parameters[name])
+    }
+
+
+def _entries(stepper: Stepper) -> dict[str, Any]:
+    """What the manifest says of the arrays of all ranks: it follows from the placements."""
+    layout, parameters = stepper.model.mesh.layout, stepper.model.parameters
+    sizes = {axis: getattr(layout, axis) for axis in MODEL_AXES}
+    ranks = {tuple(sorted(layout.coordinates(r).items())): r for r in range(layout.size)}
+    first = dict.fromkeys(stepper.model.mesh.coordinates, 0)
+    entries = {}
+    for key, (name, view) in _views(stepper).items():
+        shape, placement = parameters[name].declared, parameters[name].placement
+        pieces = [
+            {
+                "file": file_of(ranks[tuple(sorted((first | at).items()))]),
+                "slice": placement.slices(shape, at),
+            }
+            for at in placement.pieces(sizes)
+        ]
+        entries[key] = {"shape": list(shape), "dtype": view.dtype.name, "pieces": pieces}
+    return entries

@@ -16,7 +16,7 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from minitrain.array import Array, from_host, namespace, to_host
+from minitrain.array import Array, to_host
 
 _NAME = re.compile(r"step-(\d{6,})$")
 
@@ -66,67 +66,99 @@ class Manifest:
     loss_scale: dict[str, float] | None = None
 
 
+class Draft:
+    """A checkpoint that is being written, under a temporary name, by one rank or several.
+
+    `begin` on one rank, then `add` on every rank that holds something, then `finish` on one. Before
+    the next of these, all ranks must have done the one before.
+
+    Raises:
+        WriteError: the disk is full or refuses; earlier checkpoints are as they were.
+    """
+
+    def __init__(self, folder: Path, step: int):
+        self.folder, self.target = folder, folder / f"step-{step:06d}"
+        self.temporary = folder / f".step-{step:06d}.part"
+
+    def begin(self) -> None:
+        """Make the folder, empty."""
+        with self._writing(0):
+            shutil.rmtree(self.temporary, ignore_errors=True)
+            self.temporary.mkdir(parents=True)
+
+    def add(self, rank: int, arrays: Mapping[str, Array]) -> None:
+        """Write what a rank holds, by key."""
+        with self._writing(sum(x.nbytes for x in arrays.values())):
+            # safetensors writes an array that is not contiguous wrongly, and silently.
+            mine = {key: np.ascontiguousarray(to_host(x)) for key, x in arrays.items()}
+            save_file(mine, self.temporary / file_of(rank))
+            flush(self.temporary / file_of(rank))
+
+    def finish(self, manifest: Manifest, files: Mapping[str, str]) -> Path:
+        """Write the manifest and other texts (name -> content), and give the folder its name."""
+        with self._writing(0):
+            text = json.dumps(manifest.__dict__, indent=1) + "\n"
+            for name, content in {**files, "manifest.json": text}.items():
+                (self.temporary / name).write_text(content, encoding="utf-8")
+                flush(self.temporary / name)
+            flush(self.temporary)
+            if self.target.exists():  # the same step again, by a run that was resumed before it
+                shutil.rmtree(self.target)
+            self.temporary.rename(self.target)
+            flush(self.folder)
+        return self.target
+
+    @contextmanager
+    def _writing(self, nbytes: int) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, SafetensorError) as error:
+            shutil.rmtree(self.temporary, ignore_errors=True)
+            raise WriteError(
+                f"cannot write the checkpoint {self.target} ({nbytes / 1e6:.1f} MB): {error}; free "
+                "some space and go on with --resume. Earlier checkpoints are untouched"
+            ) from error
+
+
+def file_of(rank: int) -> str:
+    """The name of the file of a rank's arrays."""
+    return f"rank-{rank:04d}.safetensors"
+
+
 def save(
-    folder: Path,
-    manifest: Manifest,
-    arrays: dict[str, Array],
-    *,
-    files: Mapping[str, str],
-    rank: int = 0,
+    folder: Path, manifest: Manifest, arrays: Mapping[str, Array], *, files: Mapping[str, str]
 ) -> Path:
-    """Write a checkpoint of one rank's whole arrays into folder/step-NNNNNN and return that path.
+    """Write a checkpoint of whole arrays into folder/step-NNNNNN, and return that path.
 
     Args:
+        manifest: what it says of itself; what it says of the arrays is made here.
         files: texts to keep beside the arrays, name -> content: the tokenizer's.
 
     Raises:
         WriteError: the disk is full or refuses; earlier checkpoints are as they were.
     """
-    target = folder / f"step-{manifest.step:06d}"
-    temporary = folder / f".step-{manifest.step:06d}.part"
-    file = f"rank-{rank:04d}.safetensors"
-    try:
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-        # safetensors writes an array that is not contiguous wrongly, and silently.
-        whole = {key: np.ascontiguousarray(to_host(x)) for key, x in arrays.items()}
-        save_file(whole, temporary / file)
-        text = json.dumps(manifest.__dict__ | {"arrays": _described(whole, file)}, indent=1)
-        for name, content in {**files, "manifest.json": text + "\n"}.items():
-            (temporary / name).write_text(content, encoding="utf-8")
-        for path in (*temporary.iterdir(), temporary):
-            flush(path)
-        if target.exists():  # the same step again, by a run that was resumed before it
-            shutil.rmtree(target)
-        temporary.rename(target)
-        flush(folder)
-    except (OSError, SafetensorError) as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        need = sum(x.nbytes for x in arrays.values()) / 1e6
-        raise WriteError(
-            f"cannot write the checkpoint {target} ({need:.1f} MB): {error}; free some space and "
-            "go on with --resume. Earlier checkpoints are untouched"
-        ) from error
-    return target
+    draft = Draft(folder, manifest.step)
+    draft.begin()
+    draft.add(0, arrays)
+    entries = {
+        key: {
+            "shape": list(x.shape),
+            "dtype": x.dtype.name,
+            "pieces": [{"file": file_of(0), "slice": [[0, size] for size in x.shape]}],
+        }
+        for key, x in arrays.items()
+    }
+    return draft.finish(replace(manifest, arrays=entries), files)
 
 
-def load(path: Path, kind: str = "") -> tuple[Manifest, dict[str, np.ndarray[Any, Any]]]:
-    """The manifest of a checkpoint, and its arrays whole by key.
-
-    Args:
-        kind: the start of the keys that are wanted, such as "weights/".
+def read(path: Path, manifest: Manifest, key: str) -> np.ndarray[Any, Any]:
+    """One whole array of a checkpoint, put together from its pieces.
 
     Raises:
         CheckpointError: a file that is missing or broken, named.
     """
-    manifest = read_manifest(path)
     with _reading(path):
-        arrays = {
-            key: _assemble(path, key, **entry)
-            for key, entry in manifest.arrays.items()
-            if key.startswith(kind)
-        }
-    return manifest, arrays
+        return _assemble(path, key, **manifest.arrays[key])
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -177,31 +209,21 @@ def _assemble(
     return whole
 
 
-def restore(into: dict[str, Array], arrays: dict[str, Any], path: Path) -> None:
-    """Copy loaded arrays into those of a model, in place, by key.
-
-    Raises:
-        CheckpointError: names or shapes that differ, before anything is copied.
-    """
-    match({key: x.shape for key, x in into.items()}, arrays, path)
-    for key, x in into.items():
-        x[...] = from_host(arrays[key].astype(x.dtype), namespace(x))
-
-
-def match(shapes: Mapping[str, tuple[int, ...]], arrays: dict[str, Any], path: Path) -> None:
-    """Refuse the loaded arrays of `path` unless they have these keys and shapes.
+def match(shapes: Mapping[str, tuple[int, ...]], manifest: Manifest, path: Path) -> None:
+    """Refuse the checkpoint at `path` unless its arrays have these keys and shapes.
 
     Raises:
         CheckpointError: the keys that differ, or a key and both shapes.
     """
-    missing, extra = sorted(shapes.keys() - arrays.keys()), sorted(arrays.keys() - shapes.keys())
+    found = {key: tuple(entry["shape"]) for key, entry in manifest.arrays.items()}
+    missing, extra = sorted(shapes.keys() - found.keys()), sorted(found.keys() - shapes.keys())
     if missing or extra:
         raise CheckpointError(
             f"{path} is of another model: it lacks {missing[:3]} and has {extra[:3]} beyond it"
         )
     for key, shape in shapes.items():
-        if arrays[key].shape != shape:
-            raise CheckpointError(f"{path}: {key} has shape {arrays[key].shape}, not {shape}")
+        if found[key] != shape:
+            raise CheckpointError(f"{path}: {key} has shape {found[key]}, not {shape}")
 
 
 def newest(folder: Path) -> Path | None:
@@ -220,17 +242,6 @@ def step_of(path: Path) -> int:
     if match is None:
         raise CheckpointError(f"{path} is not called step-NNNNNN, as a checkpoint is")
     return int(match[1])
-
-
-def _described(arrays: dict[str, np.ndarray[Any, Any]], file: str) -> dict[str, Any]:
-    return {
-        key: {
-            "shape": list(x.shape),
-            "dtype": x.dtype.name,
-            "pieces": [{"file": file, "slice": [[0, size] for size in x.shape]}],
-        }
-        for key, x in arrays.items()
-    }
 
 
 def flush(path: Path) -> None:

@@ -49,8 +49,10 @@ class MetricsFile:
         """Checkpoints are not recorded: they are there to be seen."""
 
     def _write(self, record: dict[str, Any]) -> None:
+        known = {k: v for k, v in record.items() if not isinstance(v, float) or math.isfinite(v)}
+        line = json.dumps(dict.fromkeys(record) | known)  # JSON has no NaN: an overflow's is null
         with _writing(Path(self._file.name)):
-            self._file.write(json.dumps(record) + "\n")
+            self._file.write(line + "\n")
             self._file.flush()
 
 

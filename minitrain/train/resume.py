@@ -17,12 +17,13 @@ from minitrain.train.option import NONE, ConfigError
 from minitrain.train.text import Corpus, TextError
 from minitrain.train.tokenizer import absolute as absolute_spec
 
-# How long the run is, how fast it learns and when it writes may be said anew. All else would make
-# it another run: shapes, data, seed, batch, optimizer.
+# How long the run is, how fast it learns, when it writes and what it computes twice may be said
+# anew. All else would make it another run: shapes, data, seed, batch, optimizer.
 FREE = (
     "run.steps",
     "run.eval_every",
     "run.save_every",
+    "run.recompute",
     "optimizer.lr",
     "optimizer.min_lr",
     "optimizer.warmup",
