@@ -84,9 +84,13 @@ def say(line: str) -> None:
 
 
 def fail(message: str, status: int) -> NoReturn:
-    """Say what is wrong in one line, on the first rank alone, and exit."""
-    say(f"minitrain: {' '.join(message.split())}")
-    sys.exit(status)
+    """Say what is wrong in one line, and exit. Where all ranks fail, the first one speaks."""
+    leave, line = SystemExit(status), f"minitrain: {' '.join(message.split())}"
+    launch = launched()
+    if launch is not None and launch.rank != 0:
+        leave.add_note(line)  # end_together prints it if this rank is the only one that fails
+    say(line)
+    raise leave
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -31,7 +31,7 @@ class RunProgress:
         self.console = Console(stderr=True, highlight=False)
         self.live: Progress | None = None
         self.task = TaskID(0)
-        self.began = time.perf_counter()
+        self.began = 0.0  # when the first step did
 
     def __enter__(self) -> RunProgress:
         # FORCE_COLOR makes a file a terminal for rich; it is none for a line that moves.
@@ -62,6 +62,8 @@ class RunProgress:
     def step(self, record: dict[str, Any]) -> None:
         """Move the live line on, or write a plain line now and then."""
         step = record["step"]
+        if step == self.done + 1:
+            self.began = time.perf_counter() - record["step_seconds"]
         loss = f"loss {record['loss']:.4f} nats/{self.unit}"
         rate = f"{record['tokens_per_second']:,.0f} tokens/s"
         if self.live is not None:

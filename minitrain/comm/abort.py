@@ -34,7 +34,9 @@ def end_together() -> Iterator[None]:
 
     An exception prints its traceback once, with its rank, and ends the job at once, also before
     MPI has started. A sys.exit with a status is clean if all ranks exit (a usage error, a verdict)
-    and ends the job otherwise. Without a launcher this does nothing.
+    and ends the job otherwise; then the notes of its SystemExit are printed, for what one rank
+    would say for all must be said when it is that rank's alone. Without a launcher this does
+    nothing.
     """
     launch = launched()
     if launch is None or launch.size == 1:
@@ -45,7 +47,8 @@ def end_together() -> Iterator[None]:
         yield
     except SystemExit as leave:
         if leave.code not in (None, 0):
-            _agree_or_abort(leave.code if isinstance(leave.code, int) else 1)
+            status = leave.code if isinstance(leave.code, int) else 1
+            _agree_or_abort(status, *getattr(leave, "__notes__", ()))
         raise
     except BaseException as error:
         _abort(error)
@@ -71,7 +74,7 @@ def abort(status: int) -> None:
     MPI.COMM_WORLD.Abort(status)
 
 
-def _agree_or_abort(status: int) -> None:
+def _agree_or_abort(status: int, *words: str) -> None:
     """Return if all ranks come here within a moment, else end the job."""
     from mpi4py import MPI
 
@@ -79,5 +82,7 @@ def _agree_or_abort(status: int) -> None:
     request = MPI.COMM_WORLD.Ibarrier()
     while not request.Test():
         if time.monotonic() > limit:
+            rank = MPI.COMM_WORLD.Get_rank()
+            sys.stderr.writelines(f"rank {rank}: {line}\n" for line in words)
             abort(status)
         time.sleep(0.01)

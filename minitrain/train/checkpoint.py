@@ -215,7 +215,8 @@ def match(shapes: Mapping[str, tuple[int, ...]], manifest: Manifest, path: Path)
     Raises:
         CheckpointError: the keys that differ, or a key and both shapes.
     """
-    found = {key: tuple(entry["shape"]) for key, entry in manifest.arrays.items()}
+    with _reading(path):
+        found = {key: tuple(entry["shape"]) for key, entry in manifest.arrays.items()}
     missing, extra = sorted(shapes.keys() - found.keys()), sorted(found.keys() - shapes.keys())
     if missing or extra:
         raise CheckpointError(

@@ -7,7 +7,7 @@ import math
 import resource
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,8 @@ class MetricsFile:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._file.close()
+        with suppress(OSError):  # what did not reach the disk has raised when it was written
+            self._file.close()
 
     def step(self, record: dict[str, Any]) -> None:
         """A step's record."""

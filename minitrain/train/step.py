@@ -73,10 +73,10 @@ class Stepper:
         if tokens == 0:
             return StepResult(0.0, 0, lr, 0.0, scale)
         norm = self.model.gradient_norm()
-        if self.loss_scale is not None and self._overflows(self.loss_scale, batch.step):
+        if self.loss_scale is not None and self._overflows(self.loss_scale, batch.step + 1):
             return StepResult(loss, tokens, lr, norm, scale, skipped=True)
         if not math.isfinite(loss) or not math.isfinite(norm):
-            raise TrainingError(self._diagnosis(batch.step, loss, norm))
+            raise TrainingError(self._diagnosis(batch.step + 1, loss, norm))
         self.updates += 1
         self._update(lr, clip_factor(norm, self.clip))
         return StepResult(loss, tokens, lr, norm, scale)
