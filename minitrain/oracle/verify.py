@@ -14,8 +14,8 @@ from minitrain.batch import Batch
 from minitrain.comm import run_ranks
 from minitrain.comm.group import Group
 from minitrain.layout import Layout
-from minitrain.nn import GPTConfig
-from minitrain.nn.families import Config, declare
+from minitrain.nn import CrossEntropy, GPTConfig
+from minitrain.nn.families import Config, Model, declare
 from minitrain.optim import SGD, AdamW, Optimizer, Schedule
 from minitrain.oracle.compare import (
     BOUND,
@@ -73,6 +73,7 @@ class Task:
 
     Attributes:
         model: the sizes of the model.
+        smoothing, z_loss: of its loss, not 0 so that they are verified too.
         steps: how many steps with each optimizer.
         batch, micro_batches: sequences of a step, and the parts they are computed in.
         clip: the largest global norm; small, so that clipping is active.
@@ -81,6 +82,8 @@ class Task:
     """
 
     model: Config = NANO
+    smoothing: float = 0.1
+    z_loss: float = 0.01
     steps: int = 4
     batch: int = 24
     micro_batches: int = 2
@@ -88,6 +91,12 @@ class Task:
     bucket: int = 1 << 16
     seed: int = 0
     optimizers: dict[str, Optimizer] = field(default_factory=lambda: dict(OPTIMIZERS))
+
+    def declare(self) -> Model:
+        """The plain model, declared and not filled."""
+        model = declare(self.model)
+        model.loss = CrossEntropy(self.smoothing, self.z_loss)
+        return model
 
     def batches(self) -> list[Batch]:
         """The batches of the steps."""
@@ -103,7 +112,7 @@ class Task:
         """The single-device run with each optimizer."""
         return {
             name: train_serially(
-                declare(self.model).initialize(self.seed, "float64"),
+                self.declare().initialize(self.seed, "float64"),
                 self.batches(),
                 optimizer,
                 self.schedule().rate,
@@ -145,7 +154,7 @@ def verify_rank(group: Group, layout: Layout, task: Task, reference: dict[str, T
     for name, optimizer in task.optimizers.items():
         stepper = Stepper(
             parallelize(
-                declare(task.model),
+                task.declare(),
                 Mesh(group, layout),
                 micro_batches=task.micro_batches,
                 seed=task.seed,
@@ -185,6 +194,7 @@ def _train(stepper: Stepper, batches: list[Batch]) -> Trace:
 def _compare(name: str, got: Trace, expected: Trace, rank: int, part: Part) -> Iterator[Row]:
     for i, gradients in enumerate(expected.gradients):
         step = f"{name} step {i + 1}"
+        gradients = dict(reversed(gradients.items()))  # the backward comes to the last one first
         yield compare_numbers(f"{step} loss", got.losses[i], expected.losses[i], rank=rank)
         yield from compare_gradients(
             f"{step} gradient", got.gradients[i], gradients, part=part, rank=rank
