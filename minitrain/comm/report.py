@@ -12,7 +12,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from minitrain.comm.threads import Message, World
+    from minitrain.comm.mailbox import Message, World
 
 _HERE = str(Path(__file__).parent)
 _SHOWN = 32

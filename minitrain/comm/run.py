@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -12,7 +11,8 @@ from typing import Any, TypeVar
 
 from minitrain.comm.errors import CommError, RankFailedError
 from minitrain.comm.group import Group
-from minitrain.comm.threads import World
+from minitrain.comm.mailbox import World
+from minitrain.comm.threads import thread_world
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ def run_ranks(
         raise ValueError(f"run_ranks needs at least 1 rank, not {n}")
     if nodes and len(nodes) != n:
         raise ValueError(f"run_ranks: {len(nodes)} nodes for {n} ranks; there must be one for each")
-    world = World(n, synchronous, nodes)
+    world = thread_world(n, synchronous, nodes)
     results: list[Any] = [None] * n
 
     def rank_main(rank: int) -> None:
@@ -73,18 +73,18 @@ def run_ranks(
 
 
 def _run(world: World, threads: list[threading.Thread]) -> None:
-    """Start the threads and wait for them; Ctrl-C reaches the main thread only, and fails all."""
+    """Start the threads and wait for them; Ctrl-C reaches the main thread only, and fails all.
+
+    Not by Thread.join: interrupted, it may take a thread that still runs for one that has ended.
+    """
     try:
         for thread in threads:
             thread.start()
-        for thread in threads:
-            while thread.is_alive() and world.failure is None:
-                thread.join(0.5)
+        while not world.ended.wait(0.5) and world.failure is None:
+            pass
     except BaseException as interrupt:
         world.fail(interrupt)
-    limit = time.monotonic() + GRACE
-    for thread in threads:
-        thread.join(max(0.0, limit - time.monotonic()))
+    world.ended.wait(GRACE)
 
 
 def _note_rank(failure: BaseException, rank: int) -> None:

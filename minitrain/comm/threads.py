@@ -15,108 +15,25 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, cast
 
 from minitrain.array import Array, namespace
 from minitrain.comm import device, report
-from minitrain.comm.errors import DeadlockError, MismatchError, RankFailedError
+from minitrain.comm.errors import MismatchError
+from minitrain.comm.mailbox import Key, Message, Tag, World
 from minitrain.comm.transport import Request, Transport
 
 if TYPE_CHECKING:
     from minitrain.comm.peers import Peers
 
-RUNNABLE = 64
-"""More threads than this that all want to run spend their time fighting for the interpreter."""
-
-
-class Tag(NamedTuple):
-    """A route: the channel, and which call on it."""
-
-    channel: int
-    sequence: int
-
-
-class Key(NamedTuple):
-    """What a message and its receive have in common."""
-
-    source: int
-    dest: int
-    tag: Tag
-
-
-class Message:
-    """Either end of a message: a send (with the array) or a receive (with or without room)."""
-
-    __slots__ = ("array", "done", "error", "key", "owner", "room")
-
-    def __init__(self, owner: ThreadTransport, key: Key, array: Array, room: Array) -> None:
-        self.owner = owner
-        self.key = key
-        self.array = array  # a send: what travels; a receive: what has come
-        self.room = room  # a receive: the array to receive into, or None for a new one
-        self.done = False
-        self.error: Exception | None = None
-
-
-class World:
-    """What the thread ranks share; all of it is read and written under the lock."""
-
-    def __init__(self, size: int, synchronous: bool, nodes: Sequence[int] = ()) -> None:
-        self.size = size
-        self.synchronous = synchronous
-        self.lock = threading.Lock()
-        self.sent: dict[Key, deque[Message]] = {}
-        self.posted: dict[Key, deque[Message]] = {}
-        self.calls: dict[Tag, report.Call] = {}
-        self.names: dict[int, str] = {}
-        self.live = size
-        self.asleep = 0
-        self.failure: BaseException | None = None
-        self.slots = threading.Semaphore(RUNNABLE)
-        nodes = nodes or [0] * size
-        self.ranks = [ThreadTransport(self, rank, nodes) for rank in range(size)]
-
-    def fail(self, failure: BaseException) -> None:
-        """The first failure ends the world: every sleeping rank wakes, and none sleeps again."""
-        with self.lock:
-            self._fail(failure)
-
-    def leave(self) -> None:
-        """A rank has returned; those that wait may now wait for nobody."""
-        with self.lock:
-            self.live -= 1
-            self.decide()
-
-    def decide(self) -> None:
-        """Fail with a DeadlockError if every live rank is asleep; the caller holds the lock."""
-        if self.failure is None and 0 < self.live == self.asleep:
-            self._fail(DeadlockError(report.deadlock(self)))
-
-    def _fail(self, failure: BaseException) -> None:
-        if self.failure is None:
-            self.failure = failure
-            for rank in self.ranks:
-                if rank.awaited:
-                    rank.wake()
-
-    def check(self) -> None:
-        """Raise if the world has failed."""
-        if isinstance(self.failure, DeadlockError):
-            raise DeadlockError(str(self.failure))
-        if self.failure is not None:
-            raise RankFailedError(f"another rank failed: {report.one_line(self.failure)}")
-
-    def leftovers(self) -> str | None:
-        """What was sent and never received, or the other way round; None if nothing was."""
-        return report.unmatched(self) if self.sent or self.posted else None
-
 
 class ThreadTransport(Transport):
     """One thread rank's end of the world."""
 
-    def __init__(self, world: World, rank: int, nodes: Sequence[int]) -> None:
-        super().__init__(rank, world.size, nodes)
+    def __init__(self, world: World) -> None:
+        super().__init__(len(world.ranks), world.size, world.nodes)
         self.world = world
+        world.ranks.append(self)
         self.thread = 0  # the identity of the thread, by which a report finds its frames
         self.awaited: Sequence[Sequence[Message]] = ()  # not empty: this rank is asleep
         self._gate = threading.Lock()  # held while awake; a sleeper waits for its release
@@ -133,15 +50,16 @@ class ThreadTransport(Transport):
         message = Message(self, Key(self.rank, dest, route), x, None)
         with world.lock:
             world.check()
-            receive = _take(world.posted, message.key)
+            receive = world.take(world.posted, message.key)
             if receive is None and not copy:
                 world.sent.setdefault(message.key, deque()).append(message)
                 return message
         if receive is None:
             message.array = x.copy()
+            device.synchronise(x)
             with world.lock:
                 # The receive may have been posted while we copied.
-                receive = _take(world.posted, message.key)
+                receive = world.take(world.posted, message.key)
                 if receive is None:
                     world.sent.setdefault(message.key, deque()).append(message)
                     message.done = not world.synchronous
@@ -159,7 +77,7 @@ class ThreadTransport(Transport):
         receive = Message(self, Key(source, self.rank, route), None, out)
         with world.lock:
             world.check()
-            message = _take(world.sent, receive.key)
+            message = world.take(world.sent, receive.key)
             if message is None:
                 world.posted.setdefault(receive.key, deque()).append(receive)
                 return receive
@@ -240,12 +158,9 @@ class ThreadTransport(Transport):
         return 0
 
 
-def _take(boxes: dict[Key, deque[Message]], key: Key) -> Message | None:
-    """The oldest message under a key, if any; an emptied box goes, so that none is left over."""
-    box = boxes.get(key)
-    if box is None:
-        return None
-    message = box.popleft()
-    if not box:
-        del boxes[key]
-    return message
+def thread_world(size: int, synchronous: bool = False, nodes: Sequence[int] = ()) -> World:
+    """A world of thread ranks, with all their transports; the threads are the caller's."""
+    world = World(size, synchronous, nodes)
+    for _ in range(size):
+        ThreadTransport(world)
+    return world

@@ -11,7 +11,7 @@ from minitrain.comm.group import Group
 from minitrain.comm.launch import Launch, launched
 from minitrain.comm.options import Options
 from minitrain.comm.run import cores, set_blas_threads
-from minitrain.comm.threads import World
+from minitrain.comm.threads import thread_world
 from minitrain.comm.transport import Transport
 
 
@@ -34,7 +34,7 @@ def _transport(options: Options) -> Transport:
     """Made once, since the calls on a channel are counted in it."""
     launch = launched()
     if launch is None or launch.size == 1:
-        return World(1, synchronous=False).ranks[0]
+        return thread_world(1).ranks[0]
     return _mpi(launch, options)
 
 

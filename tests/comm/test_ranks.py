@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 import traceback
+from typing import Any
 
 import numpy as np
 import pytest
@@ -98,3 +101,104 @@ def test_ranks_that_call_different_collectives_are_told_where() -> None:
     assert "all_reduce(doubling, sum, float64, (3,)) at " in text
     assert "rank 1: barrier(dissemination) at " in text
     assert text.count("test_ranks.py:") == 2
+
+
+def test_ctrl_c_in_the_main_thread_ends_all_ranks() -> None:
+    """The signal reaches the main thread only, which waits; the ranks wait for each other."""
+    program = """
+import _thread, threading, time
+import numpy as np
+from minitrain.comm import run_ranks
+ended = []
+def program(group):
+    try:
+        if group.rank == 0:
+            threading.Timer(0.2, _thread.interrupt_main).start()
+        while True:
+            group.all_reduce(np.ones(10))
+    finally:
+        ended.append(group.rank)
+try:
+    run_ranks(3, program)
+except KeyboardInterrupt:
+    print("interrupted", sorted(ended))
+"""
+    start = time.monotonic()
+    job = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=30
+    )
+    assert job.stdout == "interrupted [0, 1, 2]\n", job.stderr
+    assert time.monotonic() - start < 10
+
+
+def test_many_ranks() -> None:
+    """256 threads: an all-reduce of 1 MB each and a barrier; nobody starves or deadlocks."""
+
+    def program(group: Group) -> float:
+        total = group.all_reduce(np.full(1 << 17, float(group.rank)))
+        group.barrier()
+        return float(total[-1])
+
+    assert run_ranks(256, program) == [255 * 128.0] * 256
+
+
+def test_a_deadlock_of_many_ranks_is_decided_and_its_table_is_short() -> None:
+    start = time.monotonic()
+    with pytest.raises(DeadlockError) as caught:
+        run_ranks(100, lambda group: group.recv((group.rank + 1) % 100))
+    assert time.monotonic() - start < 1
+    assert "... and 68 more" in str(caught.value)
+
+
+def test_a_rank_that_waits_for_one_that_has_returned() -> None:
+    def program(group: Group) -> None:
+        if group.rank == 0:
+            group.recv(1)
+
+    with pytest.raises(DeadlockError, match="already returned: 1"):
+        run_ranks(2, program)
+
+
+@pytest.mark.parametrize("like", [np.ones(4), np.ones(3, np.float32), np.ones((3, 1))])
+def test_a_message_of_another_shape_or_dtype_is_refused(like: np.ndarray) -> None:
+    def program(group: Group) -> None:
+        if group.rank == 0:
+            group.send(np.ones(3), 1)
+        else:
+            group.recv(0, like)
+
+    with pytest.raises(ValueError, match=r"rank 1 expected .* rank 0, which sent float64 \(3,\)"):
+        run_ranks(2, program)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda group: group.send(np.ones(1), 2), "dest 2: the group 'world' has ranks 0 to 1"),
+        (lambda group: group.recv(-1), "source -1: the group 'world' has ranks 0 to 1"),
+        (lambda group: group.broadcast(np.ones(1), 5), "root 5: the group"),
+        (lambda group: group.broadcast(None, group.rank), "brings no array"),
+        (lambda group: group.all_reduce(np.ones(1), algorithm="star"), "no algorithm 'star': use"),
+        (lambda group: group.all_gather(np.float64(1)), r"shape \(\) has no such axis"),
+        (lambda group: group.all_gather(np.ones(2), sizes=[1, 1]), r"sizes has 1 for rank"),
+        (lambda group: group.all_gather(np.ones(2), sizes=[2]), "1 sizes for a group of 2"),
+        (lambda group: group.reduce_scatter(np.ones(3), sizes=[1, 1]), "add up to 2, not to 3"),
+        (lambda group: group.reduce_scatter(np.ones(3), axis=1), "axis 1: an array of shape"),
+        (lambda group: group.scatter([np.ones(1)], group.rank), "must bring 2 arrays"),
+        (lambda group: group.all_to_all([np.ones(1)]), "1 arrays for a group of 2 ranks"),
+        (lambda group: group.all_to_all([np.ones(1)] * 2, "bruck"), "one array of equal blocks"),
+        (lambda group: group.broadcast(np.ones(9), 0, "scatter"), "needs like"),
+        (lambda group: group.all_gather(np.ones(9), algorithm="bruck"), "needs sizes"),
+        (lambda group: group.subgroup([1 - group.rank], "x"), "must have rank"),
+    ],
+)
+def test_bad_calls_are_refused_before_anything_is_sent(call: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        run_ranks(2, call)
+
+
+def test_as_many_nodes_as_ranks() -> None:
+    with pytest.raises(ValueError, match="1 nodes for 2 ranks"):
+        run_ranks(2, lambda group: None, nodes=[0])
+    with pytest.raises(ValueError, match="at least 1 rank, not 0"):
+        run_ranks(0, lambda group: None)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minitrain.comm import Group, MismatchError
+from minitrain.comm import Group, MismatchError, device
 from minitrain.comm.group import Started
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "comm"))
@@ -123,3 +123,25 @@ def check_collectives_are_compared_when_asked(group: Group) -> None:
             assert text.count("checks_comm.py:") == 2
     finally:
         group.transport.check_collectives = False
+
+
+def check_gpu_arrays_are_staged_through_the_host(group: Group) -> None:
+    """MPI that cannot read GPU memory gets copies, made when the array is computed, not before."""
+    import fake_gpu
+
+    pinned, device._pinned = device._pinned, lambda x: np.full(x.shape, 55, x.dtype)
+    try:
+        x = fake_gpu.DeviceArray(np.zeros(6))
+        x[...] = float(group.rank)
+        for algorithm in ("ring", "doubling", "pairwise"):
+            total = group.all_reduce(x, algorithm=algorithm)
+            want = group.size * (group.size - 1) / 2
+            np.testing.assert_array_equal(total.get(), np.full(6, want))
+        right, left = (group.rank + 1) % group.size, (group.rank - 1) % group.size
+        group.isend(x, right)
+        x[...] = -1.0
+        np.testing.assert_array_equal(group.recv(left, like=x).get(), np.full(6, float(left)))
+        parts = group.gather(x, 0)
+        assert parts is None or all((part.get() == -1).all() for part in parts)
+    finally:
+        device._pinned = pinned
