@@ -40,6 +40,8 @@ class Linear(Function):
             )
         self.x, self.weight, self.transposed = x, self.sources[1], transposed
         out = wide(as_matrix(x, contract)) @ wide(self._matrix())
+        if bias is not None and bias.shape != self.outer:
+            raise ValueError(f"linear gives {self.outer}, but the bias is {bias.shape}")
         if bias is not None:
             out += bias.reshape(-1)
         return rounded(out, x).reshape(lead + self.outer)

@@ -84,11 +84,20 @@ class RMSNorm(Function):
         return grad_x, grad_weight
 
 
+def _check_widths(x: Tensor, *parameters: Tensor) -> None:
+    for parameter in parameters:
+        if parameter.shape != x.shape[-1:]:
+            raise ValueError(f"a norm of {x.shape} needs parameters {x.shape[-1:]}: "
+                             f"{parameter.shape}")  # fmt: skip
+
+
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float = 1e-5) -> Tensor:
     """Normalise the last axis to mean 0 and variance 1, scale and shift: (..., C), (C,), (C,)."""
+    _check_widths(x, weight, bias)
     return LayerNorm.apply(x, weight, bias, epsilon=epsilon)
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float = 1e-5) -> Tensor:
     """Scale the last axis to a root mean square of 1, then by weight: (..., C), (C,)."""
+    _check_widths(x, weight)
     return RMSNorm.apply(x, weight, epsilon=epsilon)

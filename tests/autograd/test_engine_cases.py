@@ -71,19 +71,41 @@ def test_matrix_vector_products() -> None:
     np.testing.assert_array_equal(grad, [[14, 22, 30]] * 2)
 
 
-def test_products_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"\(2, 3\) and \(2, 3\): the inner sizes differ"):
-        leaf(np.zeros((2, 3))) @ leaf(np.zeros((2, 3)))
-    with pytest.raises(ValueError, match=r"ends in \(4,\), but the weight \(3, 2\) contracts"):
-        F.linear(leaf(np.zeros((2, 4))), leaf(np.zeros((3, 2))))
-    with pytest.raises(ValueError, match=r"cannot reshape \(2, 3\) \(6 elements\) to \(4,\)"):
-        leaf(np.zeros((2, 3))).reshape(4)
-    with pytest.raises(ValueError, match="axis 4 is out of bounds"):
-        leaf(np.zeros((2, 3, 1))).transpose(0, 4, 2)
-    with pytest.raises(ValueError, match=r"sizes \[1, 1\] sum to 2, but axis 0 has 3"):
-        F.split(leaf([1, 2, 3]), [1, 1])
-    with pytest.raises(ValueError, match="at least one tensor"):
-        F.concatenate([])
+def zeros(*shape: int) -> Tensor:
+    return leaf(np.zeros(shape))
+
+
+@pytest.mark.parametrize(
+    ("refused", "why"),
+    [
+        (lambda: zeros(2, 3) @ zeros(2, 3), r"\(2, 3\) and \(2, 3\): the inner sizes differ"),
+        (lambda: F.linear(zeros(2, 4), zeros(3, 2)), r"ends in \(4,\), but the weight \(3, 2\)"),
+        (
+            lambda: F.linear(zeros(2, 4), zeros(4, 2), zeros(1)),
+            r"gives \(2,\), but the bias is \(1,",
+        ),
+        (lambda: F.rms_norm(zeros(2, 4), zeros(1)), r"a norm of \(2, 4\) needs parameters \(4,\)"),
+        (lambda: zeros(2, 3).reshape(4), r"cannot reshape \(2, 3\) \(6 elements\) to \(4,\)"),
+        (lambda: zeros(2, 3, 1).transpose(0, 4, 2), "axis 4 is out of bounds"),
+        (lambda: F.split(zeros(3), [1, 1]), r"sizes \[1, 1\] sum to 2, but axis 0 has 3"),
+        (lambda: F.concatenate([]), "at least one tensor"),
+        (lambda: F.dropout(zeros(3), 1.0, 0, np.arange(3)), r"lies in \[0, 1\), got 1.0"),
+        (lambda: F.swiglu(zeros(3, 4)), r"an axis of 2, \(..., 2, F\): \(3, 4\)"),
+        (lambda: F.rotary(zeros(1, 2, 1, 3), [0, 1]), "3 of them are odd in number"),
+        (lambda: F.rotary(zeros(1, 2, 1, 4), [0]), "2 tokens, but 1 positions"),
+        (
+            lambda: F.attention(zeros(1, 2, 3, 2), zeros(1, 2, 2, 2, 2)),
+            "3 query heads cannot share 2 key/value heads",
+        ),
+        (
+            lambda: F.attention(zeros(1, 2, 3, 1, 2), positions=[1]),
+            "2 queries and 2 keys, but 1 and 1 positions",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(refused: Callable[[], Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        refused()
 
 
 # I5: reductions over several axes
