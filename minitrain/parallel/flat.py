@@ -51,6 +51,11 @@ class Flat:
         self.parameters[name].array = self.view(self.weights, name)
         self.parameters[name].array[...] = values
 
+    def written(self) -> None:
+        """Note that the weights have changed: a graph that used the old ones is refused."""
+        for parameter in self.parameters.values():
+            parameter.version += 1
+
     def view(self, flat: Array, name: str) -> Array:
         """The part of a flat array that belongs to a parameter, in its shape."""
         return flat[self.spans[name]].reshape(self.shapes[name])

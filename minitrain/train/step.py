@@ -106,6 +106,7 @@ class Stepper:
                 decay=decay,
                 scale=scale,
             )
+        flat.written()
 
     def _diagnosis(self, step: int, loss: float, norm: float) -> str:
         culprit = self.model.first_not_finite()
