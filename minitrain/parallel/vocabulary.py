@@ -77,8 +77,10 @@ class VocabularyCrossEntropy(Module):
     def __init__(self, loss: CrossEntropy, vocab: int, own: slice, group: Group):
         self.loss, self.vocab, self.own, self.group = loss, vocab, own, group
 
-    def forward(self, logits: Tensor, labels: Any, total: float) -> Tensor:
-        """logits (B, T, V/tp), labels (B, T) global ids -> one number.
+    def forward(self, logits: Tensor, labels: Any, total: float | None = None) -> Tensor:
+        """Σ over valid tokens ÷ total, as in nn.CrossEntropy.
+
+        Shapes: logits (B, T, V/tp), labels (B, T) global ids -> one number.
 
         Raises:
             ValueError: logits of other columns, such as gathered ones, each of which would count
@@ -102,4 +104,6 @@ class VocabularyCrossEntropy(Module):
             first=self.own.start,
             vocab=self.vocab,
         )
+        if total is None:
+            total = int((labels != IGNORE).sum())
         return losses.sum() / float(total or 1)
