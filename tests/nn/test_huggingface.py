@@ -11,8 +11,8 @@ from minitrain.nn import GPT, GPTConfig, Llama, LlamaConfig
 from minitrain.nn.huggingface import WeightsError, entries, from_theirs, to_theirs
 from minitrain.nn.huggingface_config import FamilyError, config_from, config_to
 
-for package in ("torch", "transformers"):
-    pytest.importorskip(package, reason="the peer; pip install 'minitrain[peers]'")
+pytest.importorskip("torch", reason="PyTorch runs the peer; pip install 'minitrain[peers]'")
+pytest.importorskip("transformers", reason="the peer; pip install 'minitrain[peers]'")
 import torch
 import transformers
 from transformers.models.llama import modeling_llama
