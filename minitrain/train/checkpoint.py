@@ -90,7 +90,7 @@ class Draft:
         """Write what a rank holds, by key."""
         with self._writing(sum(x.nbytes for x in arrays.values())):
             # safetensors writes an array that is not contiguous wrongly, and silently.
-            mine = {key: np.ascontiguousarray(to_host(x)) for key, x in arrays.items()}
+            mine = {key: np.asarray(to_host(x), order="C") for key, x in arrays.items()}
             save_file(mine, self.temporary / file_of(rank))
             flush(self.temporary / file_of(rank))
 
@@ -179,7 +179,7 @@ def read_manifest(path: Path) -> Manifest:
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
     """What files that are missing, cut off or edited make a reader raise, said plainly."""
-    broken = (OSError, SafetensorError, ValueError, TypeError, KeyError, AttributeError)
+    broken = (OSError, SafetensorError, ValueError, TypeError, LookupError, AttributeError)
     try:
         yield
     except (*broken, MemoryError) as error:
