@@ -25,7 +25,7 @@ class Linear(Module):
     ):
         self.contract = len(inner)
         self.weight = Parameter(inner + outer, init)
-        self.bias = Parameter(outer, constant(0.0)) if bias else None
+        self.bias = Parameter(outer, constant(0.0), bias=True) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., *inner) -> (..., *outer)."""
@@ -37,7 +37,7 @@ class LayerNorm(Module):
 
     def __init__(self, width: int, epsilon: float = 1e-5):
         self.weight = Parameter((width,), constant(1.0))
-        self.bias = Parameter((width,), constant(0.0))
+        self.bias = Parameter((width,), constant(0.0), bias=True)
         self.epsilon = epsilon
 
     def forward(self, x: Tensor) -> Tensor:

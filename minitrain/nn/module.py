@@ -34,14 +34,17 @@ class Parameter(Tensor):
         name: its global name, such as "blocks.0.mlp.up.weight"; set by Module.name_tree.
         declared: the shape of the whole parameter, whatever a rank holds of it.
         init: how the initial value is drawn.
+        decays: whether weight decay shrinks it: weights of two or more axes, no norm and no bias
+            (the bias of a linear may have several axes: (3, H, D)).
         placement: where its pieces live, for the strategies; None in a plain model.
     """
 
-    __slots__ = ("declared", "init", "name", "placement")
+    __slots__ = ("decays", "declared", "init", "name", "placement")
     is_weight: ClassVar[bool] = True
 
-    def __init__(self, declared: tuple[int, ...], init: Init):
+    def __init__(self, declared: tuple[int, ...], init: Init, *, bias: bool = False):
         self.declared, self.init, self.name = declared, init, ""
+        self.decays = len(declared) > 1 and not bias
         self.placement: Any = None
         self.grad, self.node, self.requires_grad, self.version = None, None, True, 0
 

@@ -72,7 +72,7 @@ def train_serially(
                 {kind: arrays[name] for kind, arrays in slots.items()},
                 lr=schedule(updates),
                 count=updates,
-                decay=len(p.declared) > 1,
+                decay=p.decays,
                 scale=clip_factor(norm, clip),
             )
     trace.weights = {name: p.array for name, p in parameters.items()}

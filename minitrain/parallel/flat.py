@@ -29,20 +29,21 @@ class Flat:
         weights: (n,) all values.
         gradient: (n,) their gradients, in the dtype that sums are made in.
         spans: by name, the slice that a parameter has in both.
-        decayed: the slice of the weights with two or more axes, which weight decay shrinks.
+        decayed: the slice that weight decay shrinks.
     """
 
     def __init__(self, parameters: dict[str, Parameter], shapes: dict[str, tuple[int, ...]],
                  dtype: Any, xp: Any):  # fmt: skip
         self.parameters, self.shapes = parameters, shapes
-        decays = {name: len(p.declared) > 1 for name, p in parameters.items()}
-        order = [name for kind in (True, False) for name in reversed(parameters)
-                 if decays[name] is kind]  # fmt: skip
+        order = [name for decays in (True, False) for name in reversed(parameters)
+                 if parameters[name].decays is decays]  # fmt: skip
         self.spans: dict[str, slice] = {}
         end = 0
         for name in order:
             self.spans[name] = slice(end, end := end + math.prod(shapes[name]))
-        self.decayed = slice(0, sum(math.prod(shapes[n]) for n in parameters if decays[n]))
+        self.decayed = slice(
+            0, sum(math.prod(shapes[n]) for n, p in parameters.items() if p.decays)
+        )
         self.weights = xp.empty(end, dtype)
         self.gradient = xp.zeros(end, accumulator(dtype))
 
