@@ -16,7 +16,7 @@ MODELS: dict[str, Config] = {
     "llama": LlamaConfig(vocab=17, context=7, layers=2, heads=6, kv_heads=2, width=12, hidden=10),
 }
 
-# Fault → a model, layouts on which it shows, and what it is first seen in. Gradients are compared in
+# Fault → a model, layouts on which it shows, what it is first seen in. Gradients are compared in
 # the order of the backward: wrong from norm.bias on, with the loss right, means the head's region.
 SEEN: dict[str, tuple[str, tuple[str, ...], str]] = {
     "f-not-reduced": ("gpt", ("tp2", "tp3"), "sgd step 1 gradient norm.bias"),
