@@ -8,24 +8,17 @@ import numpy as np
 import pytest
 from hypothesis import given, note
 from hypothesis import strategies as st
+from tiny_model import TINY, dp, labelled, tiny
 
 from minitrain.batch import IGNORE, Batch
 from minitrain.comm import Group, run_ranks
-from minitrain.layout import Layout
 from minitrain.nn import GPT, GPTConfig
-from minitrain.optim import SGD, AdamW
+from minitrain.optim import AdamW
 from minitrain.oracle import Row, Task
 from minitrain.oracle.reference import Trace
 from minitrain.oracle.verify import verify_rank
-from minitrain.parallel import Loss, Mesh, ParallelModel, parallelize
-from minitrain.parallel.data import GradientSum
+from minitrain.parallel import Loss, Mesh
 from minitrain.train.step import Stepper
-
-TINY = GPTConfig(vocab=11, context=5, layers=1, heads=2, width=8, dropout=0.2)
-
-
-def dp(size: int) -> Layout:
-    return Layout(dp=size)
 
 
 def hold(task: Task, size: int, reference: dict[str, Trace] | None = None) -> list[Row]:
@@ -103,25 +96,6 @@ def test_any_model_batch_and_layout(drawn: tuple[Task, int]) -> None:
     rows = hold(task, size)
     note(f"{len(rows)} comparisons")
     assert not wrong(rows)
-
-
-def labelled(*valid: int, context: int = 4, step: int = 0) -> Batch:
-    """A batch whose sequences have so many labels that count."""
-    rng = np.random.default_rng(step)
-    tokens, labels = rng.integers(0, TINY.vocab, (2, len(valid), context))
-    for row, count in enumerate(valid):
-        labels[row, count:] = IGNORE
-    return Batch(tokens, labels, np.arange(len(valid)), step, len(valid))
-
-
-def tiny(group: Group, micro_batches: int = 1, **more: Any) -> ParallelModel:
-    return parallelize(
-        GPT(TINY),
-        Mesh(group, dp(group.size)),
-        micro_batches=micro_batches,
-        dtype=more.pop("dtype", "float64"),
-        **more,
-    )
 
 
 def gradients_of(
@@ -233,86 +207,3 @@ def test_data_ranks_compute_disjoint_samples_that_make_the_batch() -> None:
         ranks = run_ranks(size, program)
         for step in range(2):
             assert sorted(place for rank in ranks for place in rank[step]) == list(range(8))
-
-
-# What is sent.
-
-
-def ledger_of(
-    group: Group, config: GPTConfig, bucket: int, dtype: str
-) -> tuple[dict[str, int], int, int, list[int]]:
-    """Bytes of a step by purpose, all bytes, Ψ's bytes, and elements of each bucket."""
-    mesh = Mesh(group, dp(group.size))
-    model = parallelize(GPT(config), mesh, micro_batches=2, dtype=dtype, bucket=bucket)
-    stepper = Stepper(model, SGD(), lambda update: 0.1, clip=1.0)
-    batch = labelled(*[3] * 10)
-    with group.ledger() as ledger:
-        stepper.step(batch)
-    sizes = [
-        sum(model.flat.spans[name].stop - model.flat.spans[name].start for name in names)
-        for names in model.flat.buckets(bucket)
-    ]
-    return ledger.by("purpose"), ledger.bytes(), model.flat.gradient.nbytes, sizes
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("bucket", [1200, 1 << 20])
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
-def test_the_bytes_of_a_step_are_the_formula(size: int, bucket: int, dtype: str) -> None:
-    """2(d-1)/d · Ψ · itemsize a rank for the gradient, also where d does not divide it; two
-    numbers (tokens, loss) are reduced beside it; nothing else is sent."""
-    config = GPTConfig(vocab=11, context=5, layers=2, heads=2, width=8)
-    ranks = run_ranks(size, ledger_of, config, bucket, dtype)
-    _, _, gradient_bytes, sizes = ranks[0]
-    assert len(sizes) > 1 or bucket > gradient_bytes
-    assert sum(sizes) * np.dtype(dtype).itemsize == gradient_bytes
-    assert sum(by.get("gradient", 0) for by, *_ in ranks) == 2 * (size - 1) * gradient_bytes
-    if all(n % size == 0 for n in sizes):
-        for by, *_ in ranks:
-            assert by.get("gradient", 0) * size == 2 * (size - 1) * gradient_bytes
-    # An all-reduce of one number by doubling: a power of two of the ranks exchange log2 times, the
-    # others hand theirs over before and get the sum after.
-    power = 1 << (size.bit_length() - 1)
-    messages = power * (power.bit_length() - 1) + 2 * (size - power)
-    assert sum(by.get("scalar", 0) for by, *_ in ranks) == 2 * messages * 8
-    for by, everything, *_ in ranks:
-        assert by.keys() <= {"gradient", "scalar"}
-        assert sum(by.values()) == everything
-
-
-def test_ledgers_do_not_depend_on_micro_batches() -> None:
-    """Gradients travel once a step, after the last micro-batch, not once in each."""
-
-    def program(group: Group, micro_batches: int) -> int:
-        model = tiny(group, micro_batches)
-        with group.ledger() as ledger:
-            model.forward_backward(labelled(1, 2, 3, 4))
-        return ledger.bytes(purpose="gradient")
-
-    once = run_ranks(2, program, 1)
-    assert once[0] > 0
-    assert run_ranks(2, program, 4) == once
-
-
-# Buckets overlap the backward.
-
-
-def test_buckets_start_while_the_backward_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[tuple[int, int]] = []
-    finish = GradientSum.finish
-
-    def counting(sums: GradientSum) -> None:
-        started.append((len(sums.started), len(sums.buckets)))
-        finish(sums)
-
-    monkeypatch.setattr(GradientSum, "finish", counting)
-
-    def program(group: Group) -> None:
-        tiny(group, 3, bucket=300).forward_backward(labelled(1, 2, 3))
-
-    run_ranks(2, program, synchronous=True)
-    assert len(started) == 2
-    for begun, buckets in started:
-        assert buckets >= 4
-        # All are final when the backward ends, so that only the last ones are waited for.
-        assert begun == buckets
