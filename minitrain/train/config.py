@@ -100,10 +100,10 @@ class RunOptions:
     steps: Count = _option(2000, "optimizer steps")
     seed: Natural = _option(0, "seed of initial weights, samples and dropout")
     dtype: Literal["float32", "float64", "float16", "bfloat16"] = _option(
-        "float32", "of weights and activations; 16 bits: of activations, beside float32 weights"
+        "float32", "type of weights and activations; in 16 bits, weights stay float32 beside"
     )
     recompute: Literal["none", "selective", "full"] = _option(
-        "none", "activations to compute again: full: blocks; attention weights are never kept"
+        "none", "what runs again in the backward; full: blocks; none, selective: attention weights"
     )
     eval_every: Count = _option(250, "steps between evaluations on the held-out text")
     save_every: Count = _option(500, "steps between checkpoints; the last step has one too")

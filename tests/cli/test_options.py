@@ -8,9 +8,9 @@ import sys
 import click
 import pytest
 from click.testing import CliRunner, Result
-from minitrain_cli.options import Given, config_options
 
 from minitrain.train.config import resolve
+from minitrain_cli.options import Given, config_options
 
 # Growth of this list is a decision: every option must be wanted, used and documented.
 FLAGS = """
@@ -18,7 +18,7 @@ FLAGS = """
     --family --layers --heads --kv-heads --width --context --dropout
     --data --tokenizer --batch --micro-batches
     --optimizer --lr --min-lr --warmup --beta1 --beta2 --epsilon --momentum --weight-decay --clip
-    --steps --seed --dtype --eval-every --save-every
+    --steps --seed --dtype --recompute --eval-every --save-every
 """.split()  # noqa: SIM905
 
 
