@@ -183,16 +183,20 @@ def parallelize(
     }
     master = accumulator(dtype)
     flat = Flat(parameters, shapes, master, xp)
-    for name, parameter in parameters.items():  # one whole parameter at a time
-        whole = parameter.array if hasattr(parameter, "array") else parameter.initial(seed)
-        piece = parameter.placement.cut(whole, mesh.coordinates)
-        flat.fill(name, from_host(piece.astype(master), xp))
+    for parameter in parameters.values():
+        _fill(flat, parameter, mesh, seed, xp)
     if master != dtype:
         _bind(model, cast_to(dtype))
     if recompute == "full":
         for i, block in enumerate(model.blocks):
             model.replace(f"blocks.{i}", Recomputed(block))
     return ParallelModel(model, mesh, flat, micro_batches=micro_batches, seed=seed, bucket=bucket)
+
+
+def _fill(flat: Flat, parameter: Parameter, mesh: Mesh, seed: int, xp: Any) -> None:
+    """Give a parameter its piece. The whole is there in here only, one parameter at a time."""
+    whole = parameter.array if hasattr(parameter, "array") else parameter.initial(seed)
+    flat.fill(parameter.name, from_host(parameter.placement.cut(whole, mesh.coordinates), xp))
 
 
 def _cut(model: Any, mesh: Mesh) -> None:
