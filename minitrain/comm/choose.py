@@ -16,21 +16,37 @@ SMALL = 1024
 
 _NEVER = 1 << 62
 
-TABLE: dict[str, tuple[tuple[int, str], ...]] = {
-    "all_reduce": ((SMALL, "doubling"), (1 << 18, "halving"), (_NEVER, "ring")),
-    "reduce_scatter": ((_NEVER, "ring"),),
-    "all_gather": ((SMALL, "bruck"), (_NEVER, "ring")),
+Row = tuple[tuple[int, str], ...]
+
+_COMMON: dict[str, Row] = {
     "broadcast": ((_NEVER, "tree"),),
     "reduce": ((_NEVER, "tree"),),
     "all_to_all": ((SMALL, "bruck"), (_NEVER, "pairwise")),
 }
-"""Operation → (up to so many bytes, algorithm), from small to large. Bytes are those of the whole
-array: what is reduced, what everybody has in the end, what a rank sends to all."""
+
+TABLE: dict[str, dict[str, Row]] = {
+    # A thread is woken for each message that it waits for, so few messages are best.
+    "threads": {
+        "all_reduce": ((SMALL, "doubling"), (1 << 24, "halving"), (_NEVER, "ring")),
+        "reduce_scatter": ((_NEVER, "ring"),),
+        "all_gather": ((SMALL, "bruck"), (_NEVER, "ring")),
+        **_COMMON,
+    },
+    # A process that waits asks all the time, so it is best to wait rarely.
+    "mpi": {
+        "all_reduce": ((SMALL, "doubling"), (1 << 18, "halving"), (_NEVER, "pairwise")),
+        "reduce_scatter": ((_NEVER, "pairwise"),),
+        "all_gather": ((SMALL, "bruck"), (_NEVER, "pairwise")),
+        **_COMMON,
+    },
+}
+"""Transport → operation → (up to so many bytes, algorithm), from small to large. Bytes are those of
+the whole array: what is reduced, what everybody has in the end, what a rank sends to all."""
 
 ALGORITHMS = {
     "all_reduce": ("doubling", "halving", "ring", "tree", "pairwise", "hierarchical"),
     "reduce_scatter": ("ring", "halving", "pairwise"),
-    "all_gather": ("ring", "doubling", "bruck"),
+    "all_gather": ("ring", "doubling", "pairwise", "bruck"),
     "broadcast": ("tree", "scatter"),
     "reduce": ("tree", "scatter"),
     "all_to_all": ("pairwise", "bruck"),
@@ -61,7 +77,7 @@ def choose(
     size = group.size
     if operation == "all_reduce" and nbytes > SMALL and group.spans_nodes:
         return "hierarchical"
-    for limit, name in TABLE[operation]:
+    for limit, name in TABLE[group.transport.kind][operation]:
         if nbytes <= limit:
             # Halving sends more than the fewest bytes if the size is no power of two.
             return "ring" if name == "halving" and size & (size - 1) else name

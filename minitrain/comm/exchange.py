@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from minitrain.array import Array, namespace
-from minitrain.comm import ring
 from minitrain.comm.operation import Steps
 from minitrain.comm.peers import Peers
 from minitrain.comm.pieces import Pieces, even
@@ -89,14 +88,28 @@ def reduce_scatter_pairwise(peers: Peers, x: Pieces, out: Pieces, op: Reduction)
     others = [(rank + shift) % n for shift in range(1, n)]
     arrivals = [peers.receive(shares[r], r) for r in others]
     yield [*arrivals, *(peers.send(x[r], r) for r in others)]
-    total = shares[0].astype(op.dtype)
+    result = out[rank]
+    total = xp.empty(mine.shape, op.dtype) if op.kept_wider else result
+    have = op.widened(shares[0])
     for share in shares[1:]:
-        op(total, share.astype(op.dtype, copy=False), total)
-    op.round(total, out[rank])
+        op(have, op.widened(share), total)
+        have = total
+    op.round(have, result)
+
+
+def all_gather_pairwise(peers: Peers, out: Pieces) -> Steps:
+    """Every rank brings out[rank], and ends with all of out.
+
+    Cost: (n-1)(α + V/n·β), all in flight at once: where ranks share cores, what counts is how often
+    one has to wait for another.
+    """
+    others = [(peers.rank + shift) % peers.size for shift in range(1, peers.size)]
+    arrivals = [peers.receive(out[rank], rank) for rank in others]
+    yield [*arrivals, *(peers.send(out[peers.rank], rank) for rank in others)]
 
 
 def all_reduce_pairwise(peers: Peers, x: Array, out: Array, op: Reduction) -> Steps:
-    """out = the reduction over all ranks of x: a pairwise reduce-scatter, then a ring all-gather.
+    """out = the reduction over all ranks of x: pairwise reduce-scatter, then pairwise all-gather.
 
     Cost: 2(n-1)α + 2(n-1)/n·V·β + (n-1)/n·V·γ, with V in the dtype of x even where sums are kept
     in another.
@@ -104,4 +117,4 @@ def all_reduce_pairwise(peers: Peers, x: Array, out: Array, op: Reduction) -> St
     sizes = even(x.size, peers.size)
     pieces = Pieces(out, sizes)
     yield from reduce_scatter_pairwise(peers, Pieces(x, sizes), pieces, op)
-    yield from ring.all_gather(peers, pieces)
+    yield from all_gather_pairwise(peers, pieces)

@@ -180,6 +180,8 @@ def _all_gather(peers: Peers, x: Array, axis: int, sizes: Sequence[int] | None) 
         yield from ring.all_gather(peers, out)
     elif peers.algorithm == "doubling":
         yield from recursive.all_gather_doubling(peers, out)
+    elif peers.algorithm == "pairwise":
+        yield from exchange.all_gather_pairwise(peers, out)
     else:
         yield from exchange.all_gather_bruck(peers, out, counts)
     if axis == 0:

@@ -56,6 +56,8 @@ class MPITransport(Transport):
     sequence number. Two channels that fold alike are refused, so no message can go astray.
     """
 
+    kind = "mpi"
+
     def __init__(self, comm: MPI.Comm, nodes: Sequence[int], options: Options) -> None:
         super().__init__(comm.Get_rank(), comm.Get_size(), nodes)
         self.check_collectives = options.check_collectives

@@ -48,8 +48,9 @@ class Reduction:
 
     def round(self, x: Array, out: Array) -> None:
         """out = x in the dtype of out; a sum beyond fp16's range is inf, as it is in fp16."""
-        with np.errstate(over="ignore"):
-            out[...] = x.astype(out.dtype, copy=False)
+        if x is not out:
+            with np.errstate(over="ignore"):
+                out[...] = x.astype(out.dtype, copy=False)
 
     def widened(self, x: Array) -> Array:
         """x in the dtype in which partial results are kept; x itself if it has it."""

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 class ThreadTransport(Transport):
     """One thread rank's end of the world."""
 
+    kind = "threads"
+
     def __init__(self, world: World) -> None:
         super().__init__(len(world.ranks), world.size, world.nodes)
         self.world = world

@@ -57,6 +57,9 @@ class Request(Protocol):
 class Transport(ABC):
     """One rank's way to send and receive; ranks are numbered in the whole world."""
 
+    kind: str
+    """Which rows of the table in choose.py hold."""
+
     check_collectives = False
     """Whether members tell each other their calls before each collective."""
 

@@ -54,7 +54,8 @@ def doubling(rank: int, n: int, v: int) -> int:
 ALL_REDUCE: dict[str, Callable[[int, int, int], int]] = {
     # Each rank passes on all pieces but its own, then all but its right neighbour's.
     "ring": lambda r, n, v: 2 * v - even(v, n)[r] - even(v, n)[(r + 1) % n],
-    "pairwise": lambda r, n, v: (v - even(v, n)[r]) + (v - even(v, n)[(r + 1) % n]),
+    # All pieces but its own, each to its owner; then its own to everybody.
+    "pairwise": lambda r, n, v: (v - even(v, n)[r]) + (n - 1) * even(v, n)[r],
     "doubling": doubling,
     "tree": lambda r, n, v: v * ((r > 0) + children(r, n)),
 }
@@ -114,6 +115,11 @@ def test_scatter_and_gather_collectives(n: int) -> None:
     want(
         lambda g: g.all_gather(mine(g), sizes=sizes, algorithm="ring"),
         lambda r: v - sizes[(r + 1) % n] * ITEM,
+        "parameter",
+    )
+    want(
+        lambda g: g.all_gather(mine(g), sizes=sizes, algorithm="pairwise"),
+        lambda r: (n - 1) * sizes[r] * ITEM,
         "parameter",
     )
     want(

@@ -1,0 +1,252 @@
+"""How fast are our collectives, beside MPICH's, gloo's, a bare loop, and as ranks grow?
+
+Suites: `mpi` starts mpiexec with 2 and 4 ranks and lets MPI's own all-reduce and ours take turns,
+and at 2 ranks gloo's; `threads` holds thread ranks against a loop that makes the same copies and
+additions and sends nothing; `many` lets the thread ranks grow; `tune` times every algorithm, for
+the table in minitrain/comm/choose.py.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import geometric_mean, median
+from typing import Any
+
+import click
+import numpy as np
+
+from minitrain.array import keep_memory
+from minitrain.comm import Group, mpiexec_command, run_ranks, world
+from minitrain.comm.choose import ALGORITHMS
+from minitrain.comm.run import cores
+
+MB = 1 << 20
+SIZES = (1 << 10, MB, 4 * MB, 16 * MB, 64 * MB)
+QUIET = 0.15  # cores that other programs may use in a turn that counts
+PATIENCE = 4  # turns that may be lost to others for each that counts
+
+Call = Callable[[], object]
+Row = dict[str, Any]
+
+
+def busy() -> float:
+    """Processor seconds of all programs on this machine since its start (Linux; elsewhere 0)."""
+    stat = Path("/proc/stat")
+    if not stat.exists():
+        return 0.0
+    user, nice, system, _, _, *more = map(int, stat.read_text().split()[1:9])
+    return (user + nice + system + sum(more)) / os.sysconf("SC_CLK_TCK")
+
+
+def turn(group: Group, calls: list[Call], inner: int) -> tuple[float, list[float]]:
+    """Cores that others used meanwhile, and seconds of each call: the slowest rank's mean."""
+    seconds = []
+    start, own, total = time.perf_counter(), time.process_time(), busy()
+    for call in calls:
+        call()  # the caches are full of the other's arrays
+        group.barrier()
+        begin = time.perf_counter()
+        for _ in range(inner):
+            call()
+        seconds.append((time.perf_counter() - begin) / inner)
+    spent = np.array([time.process_time() - own])
+    if group.transport.kind == "mpi":
+        spent = group.all_reduce(spent, purpose="scalar")
+    others = (busy() - total - spent[0]) / (time.perf_counter() - start)
+    worst = group.all_reduce(np.array([others, *seconds]), "max", purpose="scalar")
+    return float(worst[0]), [float(s) for s in worst[1:]]
+
+
+def in_turns(group: Group, calls: list[Call], inner: int, turns: int = 9) -> list[float]:
+    """Median seconds of each call, taken in turns; noisy ones are repeated while patience lasts."""
+    taken: list[tuple[float, list[float]]] = []
+    while sum(others < QUIET for others, _ in taken) < turns and len(taken) < PATIENCE * turns:
+        taken.append(turn(group, calls, inner))
+    counted = sorted(taken)[:turns]
+    return [median(seconds[i] for _, seconds in counted) for i in range(len(calls))]
+
+
+def text(size: int) -> str:
+    """A number of bytes for people."""
+    return f"{size >> 20} MB" if size >= MB else f"{size >> 10} KB"
+
+
+def row(case: str, ours: float, peer: float) -> Row:
+    """One comparison; seconds, so a ratio below 1 means that ours is faster."""
+    return {"case": case, "ours": ours, "peer": peer, "ratio": ours / peer}
+
+
+def mpi_rows(group: Group) -> Iterator[Row]:
+    """On MPI ranks: our all-reduce and MPI's own, and gloo's on two ranks."""
+    from mpi4py import MPI
+
+    gloo = gloo_all_reduce(group) if group.size == 2 else None
+    for size in SIZES:
+        x = np.zeros(size // 4, np.float32)
+        out = np.empty_like(x)
+        calls: list[Call] = [
+            lambda x=x: group.all_reduce(x),  # type: ignore[misc]
+            lambda x=x, out=out: MPI.COMM_WORLD.Allreduce(x, out),  # type: ignore[misc]
+        ]
+        if gloo is not None:
+            calls.append(lambda x=x: gloo(x))  # type: ignore[misc]
+        inner = 1000 if size < MB else max(1, 32 * MB // size)
+        ours, *peers = in_turns(group, calls, inner)
+        for name, peer in zip(("MPICH", "gloo"), peers, strict=False):
+            yield row(f"MPI all_reduce {text(size)}, {group.size} ranks, {name}", ours, peer)
+
+
+def gloo_all_reduce(group: Group) -> Callable[[Any], object] | None:
+    """PyTorch's all-reduce between the same processes, if PyTorch is here."""
+    try:
+        import torch
+        import torch.distributed as dist
+    except ImportError:
+        return None
+    torch.set_num_threads(1)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    name = np.zeros(256, np.uint8)
+    if group.rank == 0:
+        path = os.path.join(tempfile.mkdtemp(), "gloo").encode()
+        name[: len(path)] = np.frombuffer(path, np.uint8)
+    where = group.broadcast(name, 0).tobytes().rstrip(b"\0").decode()
+    dist.init_process_group("gloo", f"file://{where}", rank=group.rank, world_size=group.size)
+    return lambda x: dist.all_reduce(torch.from_numpy(x))
+
+
+def bare_loop(group: Group, x: np.ndarray[Any, Any], arrays: list[Any]) -> Call:
+    """The copies and additions of our all-reduce on two ranks, and no message."""
+    half = x.size // 2
+    mine, other = slice(0, half), slice(half, None)
+    if group.rank:
+        mine, other = other, mine
+    theirs = arrays[1 - group.rank]
+    out, scratch = np.empty_like(x), np.empty_like(x[mine])
+
+    def loop() -> None:
+        np.copyto(scratch, theirs[mine])
+        np.add(x[mine], scratch, out=out[mine])
+        np.copyto(out[other], theirs[other])
+
+    return loop
+
+
+def thread_rows() -> Iterator[Row]:
+    """Two thread ranks, one core each, and the bare loop on the same two threads."""
+
+    def program(group: Group, size: int, arrays: list[Any]) -> list[float]:
+        x = arrays[group.rank]
+        loop = bare_loop(group, x, arrays)
+        return in_turns(group, [lambda: group.all_reduce(x), loop], max(2, 64 * MB // size))
+
+    for size in SIZES[1:]:
+        arrays = [np.zeros(size // 4, np.float32) for _ in range(2)]
+        ours, peer = run_ranks(2, program, size, arrays)[0]
+        yield row(f"thread all_reduce {text(size)}, 2 ranks, bare loop", ours, peer)
+
+
+def many_rows() -> Iterator[Row]:
+    """An all-reduce of 1 MB and a barrier on up to 256 thread ranks, beside linear growth."""
+
+    def program(group: Group) -> float:
+        x = np.zeros(MB // 4, np.float32)
+        seconds = []
+        for _ in range(4):
+            group.barrier()
+            start = time.perf_counter()
+            group.all_reduce(x)
+            group.barrier()
+            seconds.append(time.perf_counter() - start)
+        return min(seconds[1:])
+
+    sizes = (4, 8, 16, 32, 64, 128, 256)
+    times = [max(run_ranks(n, program)) for n in sizes]
+    slope = np.polyfit(np.log(sizes), np.log(times), 1)[0]
+    click.echo(
+        f"time grows as ranks^{slope:.2f}: all ranks share {cores()} cores, and together they copy "
+        "2(n-1) MB and add (n-1) MB, which is 1; what is above that is the price of waking "
+        f"{2 * math.ceil(math.log2(sizes[-1]))} times in a row among ever more threads",
+        err=True,
+    )
+    for n, seconds in zip(sizes, times, strict=True):
+        yield row(
+            f"thread all_reduce 1 MB and barrier, {n} ranks, linear growth from 4 ranks",
+            seconds,
+            times[0] * n / 4,
+        )
+
+
+def tune_rows(group: Group) -> Iterator[Row]:
+    """Every algorithm of an all-reduce beside the default one, from 64 bytes to 64 MB."""
+    kind = group.transport.kind
+    names = [name for name in ALGORITHMS["all_reduce"] if name != "hierarchical"]
+    for size in (64, 1 << 10, 1 << 13, 1 << 16, 1 << 18, MB, 4 * MB, 16 * MB, 64 * MB):
+        x = np.zeros(size // 4, np.float32)
+        calls = [lambda a=a, x=x: group.all_reduce(x, algorithm=a) for a in [None, *names]]
+        default, *times = in_turns(group, calls, max(1, min(100, MB // size)), turns=5)
+        for name, seconds in zip(names, times, strict=True):
+            shown = text(size) if size >= 1 << 10 else f"{size} bytes"
+            yield row(f"{kind} all_reduce {shown}, {group.size} ranks, {name}", default, seconds)
+
+
+def under_mpiexec(n: int, suite: str) -> list[Row]:
+    """Run a suite of this file on n MPI ranks, and read the rows that rank 0 prints."""
+    command = [*mpiexec_command(n), sys.executable, __file__, "--worker", suite]
+    job = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return [json.loads(line) for line in job.stdout.splitlines() if line.startswith("{")]
+
+
+def rows_of(suite: str) -> Iterator[Row]:
+    """The rows of one suite."""
+    if suite == "mpi":
+        for n in (2, 4):
+            yield from under_mpiexec(n, suite)
+    elif suite == "threads":
+        yield from thread_rows()
+    elif suite == "many":
+        yield from many_rows()
+    else:
+        for n in (2, 3, 4, 8):
+            yield from run_ranks(n, lambda group: list(tune_rows(group)))[0]
+        for n in (2, 4):
+            yield from under_mpiexec(n, suite)
+
+
+@click.command()
+@click.option("--suite", type=click.Choice(["mpi", "threads", "many", "tune"]), multiple=True)
+@click.option("--json", "as_json", is_flag=True, help="One JSON value on the last line.")
+@click.option("--worker", hidden=True, help="A suite to run as one of the MPI ranks.")
+def main(suite: tuple[str, ...], as_json: bool, worker: str | None) -> None:
+    """Time the collectives; by default the suites mpi, threads and many."""
+    keep_memory()
+    if worker:
+        group = world()
+        for one in mpi_rows(group) if worker == "mpi" else tune_rows(group):
+            if group.rank == 0:
+                click.echo(json.dumps(one))
+        return
+    rows = []
+    for name in suite or ("mpi", "threads", "many"):
+        for one in rows_of(name):
+            rows.append(one)
+            click.echo(
+                f"{one['case']:<70}{one['ours'] * 1e3:>9.3f} ms, peer {one['peer'] * 1e3:>9.3f} ms,"
+                f" ratio {one['ratio']:.2f}",
+                err=as_json,
+            )
+    mean = geometric_mean([one["ratio"] for one in rows])
+    click.echo(f"geometric mean of the ratios {mean:.3f}", err=as_json)
+    if as_json:
+        click.echo(json.dumps({"name": "collectives", "rows": rows, "ratio_geomean": mean}))
+
+
+if __name__ == "__main__":
+    main()
