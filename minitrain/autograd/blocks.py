@@ -55,15 +55,14 @@ def row_dots(a: Array, b: Array) -> Array:
 
 
 def column_sums(x: Array) -> Array:
-    """Sums of the columns, (N, C) -> (C,), in at least float32 and rounded once."""
+    """Sums of the columns, (N, C) -> (C,), in at least float32."""
     return matrix_product(namespace(x).ones((1, x.shape[0]), x.dtype), x)[0]
 
 
 def matrix_product(a: Array, b: Array) -> Array:
-    """A·B of two matrices, summed in at least float32 and rounded once."""
+    """A·B of two matrices, in at least float32."""
     dtype = accumulator(a.dtype)
-    exact = a.astype(dtype, copy=False) @ b.astype(dtype, copy=False)
-    return exact.astype(a.dtype, copy=False)
+    return a.astype(dtype, copy=False) @ b.astype(dtype, copy=False)
 
 
 def check_ids(name: str, ids: Array, count: int) -> None:
@@ -73,7 +72,10 @@ def check_ids(name: str, ids: Array, count: int) -> None:
 
 
 def scatter_rows(rows: Array, ids: Array, count: int) -> Array:
-    """A matrix (count, C) whose row i is the sum of the rows (N, C) with ids (N,) equal to i."""
+    """A matrix (count, C) whose row i is the sum of the rows (N, C) with ids (N,) equal to i.
+
+    In at least float32.
+    """
     xp, dtype = namespace(rows), accumulator(rows.dtype)
     table = xp.zeros((count, rows.shape[1]), dtype)
     if xp is not np:
@@ -84,4 +86,4 @@ def scatter_rows(rows: Array, ids: Array, count: int) -> Array:
         ids = ids[order]
         starts = np.flatnonzero(np.concatenate([[True], ids[1:] != ids[:-1]]))
         table[ids[starts]] = np.add.reduceat(rows[order], starts, axis=0, dtype=dtype)
-    return table.astype(rows.dtype, copy=False)
+    return table

@@ -62,7 +62,8 @@ class Function:
 
         May run twice, first for the inputs that are no weights and later for the weights, so it
         must leave what it reads as it is. grad_out may be shared with others: never write to it.
-        A gradient may be wider than its input (float32 for float16): the engine rounds it.
+        A gradient may be wider than its input (float32 for float16), and sums should be: the engine
+        rounds them, but for those of weights, which are added to more of their kind.
         """
         raise NotImplementedError
 

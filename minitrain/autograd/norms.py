@@ -5,6 +5,7 @@ from __future__ import annotations
 from minitrain.array import Array, accumulator, namespace
 from minitrain.autograd.blocks import as_matrix, column_sums, row_blocks, row_dots, row_sums
 from minitrain.autograd.function import Function
+from minitrain.autograd.shapes import wide
 from minitrain.autograd.tensor import Tensor
 
 
@@ -29,10 +30,10 @@ class LayerNorm(Function):
 
     def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
         columns = grad_out.shape[-1]
-        grad, weight = as_matrix(grad_out), self.weight.array
+        grad = as_matrix(grad_out)
         grad_x = grad_weight = grad_bias = None
         if needs[0]:
-            grad_x = namespace(grad).empty_like(self.normal)
+            weight, grad_x = self.weight.array, namespace(grad).empty_like(self.normal)
             for g, normal, rstd, out in row_blocks(grad, self.normal, self.rstd, grad_x):
                 g = g.astype(rstd.dtype, copy=False) * weight
                 # The mean and the variance depend on x too: take their share out again.
@@ -41,7 +42,7 @@ class LayerNorm(Function):
                 out[...] = g
             grad_x = grad_x.reshape(grad_out.shape)
         if needs[1]:
-            grad_weight = column_sums(grad * self.normal)
+            grad_weight = column_sums(wide(grad) * self.normal)
         if needs[2]:
             grad_bias = column_sums(grad)
         return grad_x, grad_weight, grad_bias
@@ -65,10 +66,10 @@ class RMSNorm(Function):
 
     def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
         xp, dtype, columns = namespace(self.x), self.rstd.dtype, self.x.shape[1]
-        grad, weight = as_matrix(grad_out), self.weight.array
+        grad = as_matrix(grad_out)
         grad_x = grad_weight = None
         if needs[0]:
-            grad_x = xp.empty(self.x.shape, self.x.dtype)
+            weight, grad_x = self.weight.array, xp.empty(self.x.shape, self.x.dtype)
             for g, a, rstd, out in row_blocks(grad, self.x, self.rstd, grad_x):
                 g, normal = g.astype(dtype, copy=False) * weight, a * rstd
                 # The root mean square depends on x too: take its share out again.
@@ -77,10 +78,9 @@ class RMSNorm(Function):
                 out[...] = g
             grad_x = grad_x.reshape(grad_out.shape)
         if needs[1]:
-            total = xp.zeros(columns, dtype)
+            grad_weight = xp.zeros(columns, dtype)
             for g, a, rstd in row_blocks(grad, self.x, self.rstd):
-                total += column_sums(g * (a * rstd))
-            grad_weight = total.astype(weight.dtype, copy=False)
+                grad_weight += column_sums(g * (a * rstd))
         return grad_x, grad_weight
 
 

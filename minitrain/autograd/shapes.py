@@ -31,12 +31,16 @@ def total(x: Array, axis: int | tuple[int, ...] | None, keepdims: bool = False) 
 
 
 def unbroadcast(grad: Array, shape: tuple[int, ...]) -> Array:
-    """The sum of grad over the axes along which an array of this shape was broadcast."""
+    """The sum of grad over the axes along which an array of this shape was broadcast.
+
+    In at least float32 where there is something to sum.
+    """
     if grad.shape == shape:
         return grad
     lead = grad.ndim - len(shape)
     repeated = [lead + i for i, size in enumerate(shape) if size == 1 != grad.shape[lead + i]]
-    return total(grad, (*range(lead), *repeated), keepdims=True).reshape(shape)
+    axes = (*range(lead), *repeated)
+    return grad.sum(axis=axes, keepdims=True, dtype=accumulator(grad.dtype)).reshape(shape)
 
 
 class Reshape(Function):
