@@ -1,0 +1,140 @@
+"""The console script: light help, one line for an error, streams that are closed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.metadata import version
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from minitrain.comm import LauncherError
+from minitrain.comm.launch import Launch
+from minitrain_cli import main as script
+from minitrain_cli.main import COMMANDS, main
+
+HEAVY = ("numpy", "rich", "mpi4py", "safetensors", "cupy")
+REPORT = f"print([m for m in {HEAVY} if m in sys.modules], file=sys.stderr)"
+
+
+def python(*args: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *args], capture_output=True, text=True, timeout=60, check=False, **more
+    )
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_imports_nothing_heavy(command: str) -> None:
+    program = (
+        "import sys\nfrom minitrain_cli.main import main\n"
+        f"try: main({[*command.split(), '--help']}, prog_name='minitrain')\n"
+        f"except SystemExit as leave: assert not leave.code\n{REPORT}"
+    )
+    done = python("-c", program)
+    assert (done.returncode, done.stderr) == (0, "[]\n")
+    assert f"Usage: minitrain {command}".rstrip() in done.stdout
+    assert all(name in done.stdout for name in (COMMANDS if not command else ()))
+
+
+@pytest.mark.parametrize("module", ["minitrain", "minitrain.layout", "minitrain.comm"])
+def test_packages_load_lazily(module: str) -> None:
+    assert python("-c", f"import sys, {module}\n{REPORT}").stderr == "[]\n"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_short_help_and_a_line_for_each_command(command: str) -> None:
+    result = CliRunner().invoke(main, [command, "-h"])
+    assert result.exit_code == 0
+    options = [p for p in main.get_command(None, command).params if isinstance(p, click.Option)]  # type: ignore[arg-type]
+    assert all(option.help for option in options)
+    assert command in CliRunner().invoke(main, ["-h"]).output
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["trian"], "no such command 'trian'; did you mean train?"),
+        (["zzz"], "no such command 'zzz'; there are train, verify, "),
+        (["train", "--stesp", "3"], "Did you mean one of: '--sp', '--steps'"),
+        (["train", "--layuot", "dp2"], "--layout"),
+        (["verify", "--stepz", "3"], "--steps"),
+        (["doctor", "--jsno"], "--json"),
+        (["train", "--steps"], "Option '--steps' requires an argument"),
+        (["train", "extra"], "unexpected extra argument"),
+    ],
+)
+def test_an_error_of_usage_is_one_line_and_status_2(args: list[str], words: str) -> None:
+    result = CliRunner().invoke(main, args)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert words in result.stderr
+    assert result.stderr.startswith("minitrain: ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_version() -> None:
+    result = CliRunner().invoke(main, ["--version"])
+    assert result.output == f"minitrain {version('minitrain')}\n"
+
+
+def test_the_package_runs_as_a_module() -> None:
+    done = python("-m", "minitrain_cli", "--version")
+    assert done.stdout.startswith("minitrain ")
+
+
+def test_a_launcher_of_another_mpi_is_a_usage_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any) -> None:
+        raise LauncherError("the launcher belongs to another MPI")
+
+    monkeypatch.setattr("minitrain_cli.ranks.Ranks.launch", refuse)
+    result = CliRunner().invoke(main, ["verify", "dp2"])
+    assert (result.exit_code, result.stderr) == (
+        2,
+        "minitrain: the launcher belongs to another MPI\n",
+    )
+
+
+def test_where_mpi_is_missing_the_way_to_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minitrain.comm.launch.shutil.which", lambda name: None)
+    monkeypatch.setattr("minitrain.comm.launch.Path.exists", lambda path: False)
+    result = CliRunner().invoke(main, ["verify", "dp2", "--backend", "mpi"])
+    assert result.exit_code == 2
+    assert "pip install 'minitrain[mpi]'" in result.stderr
+
+
+def test_only_the_first_rank_speaks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rank, said in ((0, "minitrain: no\n"), (1, "")):
+        monkeypatch.setattr(script, "launched", lambda rank=rank: Launch("PMI_SIZE", 2, rank))
+        with pytest.raises(SystemExit) as caught:
+            script.fail("no", 2)
+        assert caught.value.code == 2
+        assert capsys.readouterr().err == said
+        # What the second rank did not say is kept for the case that it fails alone.
+        assert getattr(caught.value, "__notes__", []) == ([] if rank == 0 else ["minitrain: no"])
+
+
+@pytest.mark.skipif(os.name != "posix", reason="closes streams with a shell")
+@pytest.mark.parametrize("closed", ["2>&-", ">&-", ">&- 2>&-", "<&-", "<&- >&- 2>&-"])
+def test_a_stream_that_is_closed_does_no_harm(closed: str) -> None:
+    command = f"{sys.executable} -m minitrain_cli nonsense {closed}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("minitrain: ") or "2>" in closed
+
+
+def test_a_reader_that_leaves_does_no_harm() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run([sys.executable, "-m", "minitrain_cli", "nonsense"], stderr=writer,
+                              timeout=60, check=False)  # fmt: skip
+    finally:
+        os.close(writer)
+    assert done.returncode == 2

@@ -1,0 +1,145 @@
+"""`minitrain train`: what it writes and says, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from minitrain.train import checkpoint
+from minitrain.train.config import resolve
+from minitrain.train.step import Stepper
+from minitrain_cli.main import main
+
+SMALL = ("--preset", "nano", "--layers", 1, "--steps", 4, "--warmup", 2, "--data", "text.txt")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a test works: a folder with a text."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_bytes(b"It was the best of times, it was the worst. " * 60)
+    return tmp_path
+
+
+def invoke(*args: Any) -> Result:
+    return CliRunner().invoke(main, ["train", *map(str, args)])
+
+
+def trained(*args: Any) -> Result:
+    result = invoke(*args)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def test_a_run_writes_its_folder_and_says_what_it_did(folder: Path) -> None:
+    result = trained(*SMALL, "--layout", "dp2", "--json")
+    run = folder / "runs" / "0001-nano"
+    assert sorted(path.name for path in run.iterdir()) == [
+        "checkpoints",
+        "config.toml",
+        "metrics.jsonl",
+    ]
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-000004"]
+    stored = resolve(file=run / "config.toml")
+    assert stored.data.path == str(folder / "text.txt")
+    assert (stored.model.layers, stored.model.heads, stored.run.steps) == (1, 8, 4)
+    for words in (
+        "run runs/0001-nano, layout dp2\n",
+        "held-out text in bits/byte: uniform 8.00, unigram ",
+        "step 0/4  held out: ",
+        "step 1/4  loss ",
+        "step 4/4  loss ",
+        "saved runs/0001-nano/checkpoints/step-000004",
+    ):
+        assert result.stderr.count(words) == 1
+    *_, line, last = result.stdout.splitlines()
+    assert line.startswith("runs/0001-nano: 4 steps, held out ")
+    outcome = json.loads(last)
+    assert outcome["run_dir"] == "runs/0001-nano"
+    assert outcome["steps"] == 4
+    assert 0 < outcome["val_bits_per_byte"] < 10
+    assert outcome["stopped"] == 0
+    assert len(result.stdout) > 200  # the sample
+
+
+def test_each_run_is_a_new_one_and_the_newest_goes_on(folder: Path) -> None:
+    trained(*SMALL)
+    trained(*SMALL)
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["0001-nano", "0002-nano"]
+    before = Path("runs/0001-nano/metrics.jsonl").read_bytes()
+    result = trained("--resume", "--steps", 6)
+    assert "run runs/0002-nano, layout dp1, going on from step-000004" in result.stderr
+    assert "run.steps: 6 from here on, 4 before" in result.stderr
+    assert Path("runs/0001-nano/metrics.jsonl").read_bytes() == before
+    assert Path("runs/0002-nano/checkpoints/step-000006").is_dir()
+
+
+def test_a_resumed_run_may_name_its_text_again_and_change_its_layout(folder: Path) -> None:
+    trained(*SMALL, "--run-dir", "a", "--layout", "dp2")
+    result = trained("--resume", "--run-dir", "a", "--data", "text.txt", "--steps", 5)
+    assert "layout: dp1 from here on, dp2 before" in result.stderr
+    assert "data.path" not in result.stderr
+
+
+def test_precedence_is_flag_set_config_preset(folder: Path) -> None:
+    Path("own.toml").write_text("[model]\nlayers = 2\nheads = 2\n[run]\nsteps = 3\nseed = 5\n")
+    args = ("--preset", "nano", "--config", "own.toml", "--set", "model.heads=4", "--steps", 1)
+    trained(*args, "--data", "text.txt", "--run-dir", "a")
+    stored = resolve(file=Path("a/config.toml"))
+    assert (stored.model.width, stored.model.layers, stored.model.heads) == (32, 2, 4)
+    assert (stored.run.steps, stored.run.seed) == (1, 5)
+
+
+# Ends that are not the last step; signals have a file of their own.
+
+
+def test_a_fault_of_ours_keeps_its_traceback_and_ends_all_ranks_at_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that is a ValueError, as NumPy's are: it is no user's."""
+    step = Stepper.step
+
+    def faulty(stepper: Stepper, batch: Any) -> Any:
+        if batch.step == 2 and stepper.model.mesh.world.rank == 1:
+            raise ValueError("operands could not be broadcast")
+        return step(stepper, batch)
+
+    monkeypatch.setattr(Stepper, "step", faulty)
+    start = time.monotonic()
+    result = invoke(*SMALL, "--layout", "dp3")
+    assert time.monotonic() - start < 5
+    assert isinstance(result.exception, ValueError)
+    assert result.exception.__notes__ == ["raised by rank 1"]
+    assert result.exit_code == 1
+
+
+def test_a_gradient_that_is_not_finite_is_one_line_and_status_1(folder: Path) -> None:
+    result = invoke(*SMALL, "--lr", 1e30, "--warmup", 0, "--optimizer", "sgd", "--clip", "none")
+    assert result.exit_code == 1
+    assert "no weight was changed" in result.stderr.splitlines()[-1]
+    assert "Lower --lr" in result.stderr.splitlines()[-1]
+
+
+def test_a_full_disk_is_one_line_and_status_1(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    result = invoke(*SMALL, "--layout", "dp2")
+    assert result.exit_code == 1
+    assert "cannot write the checkpoint" in result.stderr.splitlines()[-1]
+    assert os.listdir("runs/0001-nano/checkpoints") == []
+
+
+def test_bytes_that_are_no_text_are_trained_on_and_told(folder: Path) -> None:
+    (folder / "latin1.txt").write_bytes("Zürich, Genève. ".encode("latin-1") * 150)
+    result = trained(*SMALL[:-1], "latin1.txt")
+    assert "latin1.txt is not UTF-8 (byte 0xfc at 1): it is used byte for byte" in result.stderr

@@ -1,0 +1,173 @@
+"""`minitrain verify`: its verdicts, its exit statuses, and what it says of a hang or a crash."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from minitrain.comm import DeadlockError
+from minitrain.nn import GPTConfig
+from minitrain.oracle import MUTANTS
+from minitrain.oracle.verify import Task
+from minitrain.parallel.data import GradientSum
+from minitrain.train.step import Stepper
+from minitrain_cli.main import main
+
+SMALL = GPTConfig(vocab=13, context=4, layers=1, heads=2, width=4, dropout=0.1)
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that is quick to verify."""
+    fields = Task.__dataclass_fields__
+    monkeypatch.setattr(Task.__init__, "__defaults__", tuple(
+        {"model": SMALL, "batch": 6}.get(name, default)
+        for name, default in zip(list(fields)[: len(Task.__init__.__defaults__ or ())],
+                                 Task.__init__.__defaults__ or (), strict=True)
+    ))  # fmt: skip
+
+
+def invoke(*args: Any) -> Result:
+    return CliRunner().invoke(main, ["verify", *map(str, args)])
+
+
+def verdicts(result: Result) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    return found
+
+
+def test_equal_layouts_are_status_0() -> None:
+    result = invoke("dp1", "dp2", "--layout", "dp3", "--json")
+    assert result.exit_code == 0
+    found = verdicts(result)
+    assert found["ok"] is True
+    assert [row["layout"] for row in found["rows"]] == ["dp1", "dp2", "dp3"]
+    for row, line in zip(found["rows"], result.stdout.splitlines(), strict=False):
+        assert row["ok"] is True
+        assert row["worst"].keys() >= {"tensor", "error", "bound"}
+        assert 0 <= row["worst"]["error"] <= row["worst"]["bound"] <= 1e-4
+        assert row["first_wrong"] is None
+        assert line.startswith(f"{row['layout']}: equal (")
+    assert result.stderr == ""
+
+
+def test_without_arguments_dp1_to_dp4_are_verified() -> None:
+    result = invoke("--steps", 1, "--json")
+    assert [row["layout"] for row in verdicts(result)["rows"]] == ["dp1", "dp2", "dp3", "dp4"]
+    assert [row["layout"] for row in verdicts(invoke("-n", 2, "--json"))["rows"]] == ["dp2"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "tensor"),
+    [
+        ("mean-of-local-means", "sgd step 1 loss"),
+        ("rank-not-reduced", "sgd step 1 gradient norm.bias"),
+        ("parameter-skipped", "sgd step 1 gradient blocks.0.mlp.up.weight"),
+        ("loss-not-divided", "sgd step 1 loss"),
+    ],
+)
+def test_a_fault_is_status_1_and_the_first_wrong_tensor_is_named(fault: str, tensor: str) -> None:
+    assert fault in MUTANTS
+    result = invoke("dp1", "dp2", "--fault", fault, "--json")
+    assert result.exit_code == 1
+    found = verdicts(result)
+    assert found["ok"] is False
+    row = found["rows"][1]
+    assert row["ok"] is False
+    assert row["first_wrong"]["tensor"] == tensor
+    assert row["worst"]["error"] > row["worst"]["bound"]
+    line = result.stdout.splitlines()[1]
+    assert line.startswith("dp2: DIFFERENT, ")
+    assert f"first: {tensor} on rank 0 at [" in line
+    assert " instead of " in line
+
+
+def test_an_infinite_error_is_a_number_in_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = Stepper.step
+
+    def broken(stepper: Stepper, batch: Any) -> Any:
+        result = step(stepper, batch)
+        stepper.model.flat.weights[0] = np.nan
+        return result
+
+    monkeypatch.setattr(Stepper, "step", broken)
+    result = invoke("dp2", "--steps", 1, "--json")
+    assert result.exit_code == 1
+    last = result.stdout.splitlines()[-1]
+    assert "Infinity" not in last
+    assert "NaN" not in last
+    assert verdicts(result)["rows"][0]["worst"]["error"] > 1e300
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["dq2"], "did you mean dp2?"),
+        (["dp2", "-n", "3"], "it needs 2 rank(s)"),
+        (["--fault", "norm-of-copy"], "did you mean norm-of-copies?"),
+        (["dp2", "--steps", "0"], "0 is not in the range x>=1"),
+        (["dp1", "dp2", "--backend", "mpi"], "--backend mpi verifies one layout at a time"),
+        (["tp16"], "attention heads cannot be cut into 16"),
+    ],
+)
+def test_bad_input_is_status_2(args: list[str], words: str) -> None:
+    result = invoke(*args)
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
+
+
+def test_a_crash_is_status_3_with_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = GradientSum._start
+
+    def crashing(sums: GradientSum) -> None:
+        if sums.group.size == 2 and sums.group.rank == 1:
+            raise ZeroDivisionError("the reason")
+        start(sums)
+
+    monkeypatch.setattr(GradientSum, "_start", crashing)
+    began = time.monotonic()
+    result = invoke("dp1", "dp2", "dp3", "--json")
+    assert time.monotonic() - began < 30
+    assert result.exit_code == 3
+    assert "in crashing" in result.stderr
+    assert "ZeroDivisionError: the reason" in result.stderr
+    assert "raised by rank 1" in result.stderr
+    found = verdicts(result)
+    assert found["ok"] is False
+    assert [row["ok"] for row in found["rows"]] == [True, False, True]
+    assert found["rows"][1]["broken"] == "ZeroDivisionError: the reason"
+    assert "dp2: BROKEN, ZeroDivisionError: the reason" in result.stdout
+
+
+def test_a_hang_is_status_3_with_who_waits_for_what(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = GradientSum._start
+
+    def deadlocking(sums: GradientSum) -> None:
+        if sums.group.size > 1:
+            sums.group.recv((sums.group.rank + 1) % sums.group.size)
+        start(sums)
+
+    monkeypatch.setattr(GradientSum, "_start", deadlocking)
+    began = time.monotonic()
+    result = invoke("dp2", "--json")
+    assert time.monotonic() - began < 10
+    assert result.exit_code == 3
+    assert DeadlockError.__name__ in result.stderr
+    for rank in (0, 1):
+        assert f"rank {rank} waits to receive from rank {1 - rank}" in result.stderr
+    assert verdicts(result)["rows"][0]["broken"].startswith("DeadlockError: ")
+
+
+def test_steps_seed_and_micro_batches_are_those_that_were_asked_for() -> None:
+    found = [
+        verdicts(invoke("dp2", "--json", *args))["rows"][0]["worst"]["error"]
+        for args in ((), ("--seed", 1), ("--micro-batches", 3), ("--steps", 2))
+    ]
+    assert len(set(found)) == len(found)

@@ -1,0 +1,124 @@
+"""A configuration made real: every option that can be set changes what a run does."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_run import arrays, config, records
+
+from minitrain.comm import run_ranks
+from minitrain.layout import Layout
+from minitrain.nn.layers import Linear
+from minitrain.optim import SGD, AdamW
+from minitrain.train.build import model_of, optimizer_of, schedule_of
+from minitrain.train.config import OPTIONS, RunConfig
+from minitrain.train.folder import RunFolder
+from minitrain.train.loop import Run, train
+from minitrain.train.resume import FREE
+from minitrain.train.text import Corpus
+
+# Another value for each option, and what must be set beside it for the option to matter. A new
+# option needs a line here, and with it a proof that something reads it.
+OTHER: dict[str, tuple[Any, dict[str, Any]]] = {
+    "model.family": ("llama", {"dropout": 0.0}),
+    "model.layers": (2, {}),
+    "model.heads": (1, {}),
+    "model.kv_heads": (1, {"family": "llama", "dropout": 0.0}),
+    "model.width": (12, {}),
+    "model.context": (4, {}),
+    "model.dropout": (0.4, {}),
+    "data.path": ("two.txt", {}),
+    "data.tokenizer": ("one.json", {}),
+    "data.batch": (4, {}),
+    "data.micro_batches": (2, {}),
+    "optimizer.name": ("sgd", {}),
+    "optimizer.lr": (2e-2, {}),
+    "optimizer.min_lr": (1e-3, {}),
+    "optimizer.warmup": (2, {}),
+    "optimizer.beta1": (0.5, {}),
+    "optimizer.beta2": (0.5, {}),
+    "optimizer.epsilon": (1e-3, {}),
+    "optimizer.momentum": (0.5, {"optimizer": "sgd"}),
+    "optimizer.weight_decay": (0.3, {}),
+    "optimizer.clip": (1e-3, {}),
+    "run.steps": (4, {}),
+    "run.seed": (1, {}),
+    "run.dtype": ("float32", {}),
+    "run.recompute": ("full", {}),
+    "run.eval_every": (1, {}),
+    "run.save_every": (1, {}),
+}
+TIMES = {"tokens_per_second", "flops_per_second", "step_seconds", "comm_seconds", "peak_bytes"}
+TIMES |= {"val_seconds"}
+
+
+@pytest.fixture
+def texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with texts and a tokenizer, in which the test then works."""
+    monkeypatch.chdir(tmp_path)
+    Path("one.txt").write_bytes(bytes(i * i % 91 + 32 for i in range(900)))
+    Path("two.txt").write_bytes(bytes(i * i % 89 + 32 for i in range(900)))
+    return tmp_path
+
+
+def effect(given: RunConfig, name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, ...]:
+    """All that a run leaves behind but times: checkpoints, records, and the work it did."""
+    calls = []
+    forward = Linear.forward
+
+    def counted(linear: Linear, *args: Any) -> Any:
+        calls.append(linear.path)
+        return forward(linear, *args)
+
+    corpus = Corpus.load(given.data.path, given.model.context, given.data.tokenizer)
+    run = Run(given, Layout(), corpus, RunFolder(Path(name)), None)
+    with monkeypatch.context() as patch:
+        patch.setattr(Linear, "forward", counted)
+        run_ranks(1, train, run)
+    lines = [{k: v for k, v in r.items() if k not in TIMES} for r in records(Path(name))]
+    steps = sorted(path.name for path in run.folder.checkpoints.iterdir())
+    bits = hashlib.sha256()
+    for key, x in arrays(Path(name), given.run.steps).items():
+        bits.update(key.encode() + x.tobytes())
+    return bits.hexdigest(), lines, steps, calls
+
+
+@pytest.mark.parametrize("key", OPTIONS)
+def test_every_option_changes_what_a_run_does(
+    key: str, texts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, beside = OTHER[key]
+    if key == "data.tokenizer":
+        pytest.importorskip("tokenizers")
+        other = "bpe:260"
+    flags = {"steps": 3, "data": "one.txt", **beside}
+    base, changed = config(**flags), config(**{**flags, OPTIONS[key].flag: other})
+    assert changed.value(OPTIONS[key]) == other
+    assert effect(base, "base", monkeypatch) != effect(changed, "changed", monkeypatch)
+
+
+def test_a_run_is_what_its_configuration_says_and_nothing_else(
+    texts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The test above would pass if runs differed by themselves."""
+    given = config(steps=3, data="one.txt")
+    assert effect(given, "a", monkeypatch) == effect(given, "b", monkeypatch)
+
+
+def test_every_option_is_either_free_or_kept() -> None:
+    assert set(FREE) <= set(OPTIONS)
+    assert set(OTHER) == set(OPTIONS)
+
+
+def test_parts_are_made_of_their_options() -> None:
+    given = config(optimizer="sgd", momentum=0.25, weight_decay=0.5, lr=0.5, warmup=2, min_lr=0.125)
+    assert optimizer_of(given.optimizer) == SGD(momentum=0.25, decay=0.5)
+    given = config(beta1=0.5, beta2=0.75, epsilon=0.125, weight_decay=0.25)
+    assert optimizer_of(given.optimizer) == AdamW(0.5, 0.75, 0.125, 0.25)
+    rates = [schedule_of(config(lr=0.5, warmup=2, min_lr=0.125)).rate(k) for k in (1, 2, 20, 99)]
+    assert rates == [0.25, 0.5, 0.125, 0.125]
+    sizes = model_of(config(layers=3, heads=4, width=16, context=5), vocab=77).config
+    assert (sizes.vocab, sizes.layers, sizes.heads, sizes.width, sizes.context) == (77, 3, 4, 16, 5)
