@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from minitrain_cli.main import main
 
 from minitrain.nn import Llama, LlamaConfig
 from minitrain.train.build import load_model, save_model
 from minitrain.train.tokenizer import ByteTokenizer
+from minitrain_cli.main import main
 
 
 def invoke(*args: Any) -> Result:

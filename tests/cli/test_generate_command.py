@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from minitrain_cli.main import main
 
 from minitrain.nn import GPT, GPTConfig
 from minitrain.train.build import save_model
 from minitrain.train.tokenizer import ByteTokenizer
+from minitrain_cli.main import main
 
 
 @pytest.fixture(scope="module")
