@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 @rank_options
 @config_options
 def train(given: Given, ranks: Ranks, run_dir: str | None, resume: bool, as_json: bool) -> int:
-    """Train a GPT on text, and keep metrics and checkpoints in a run folder.
+    """Train a language model on text.
 
-    Without options: a small model on the language documentation that this Python carries, for two
-    thousand steps.
+    Metrics, checkpoints and the configuration are kept in a run folder. Without options: a small
+    GPT on the language documentation that this Python carries, for two thousand steps.
     """
     try:
         run = _prepare(given, ranks, run_dir, resume)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from minitrain.oracle.reference import Trace
     from minitrain.oracle.verify import Report, Task
 
-DEFAULT = ("dp1", "dp2", "dp3", "dp4")
+DEFAULT = ("dp1", "dp2", "dp3", "dp4", "tp2", "tp3,sp", "dp2,tp2,sp")
 EQUAL, DIFFERENT, USAGE, BROKEN = range(4)
 
 
@@ -30,6 +30,9 @@ EQUAL, DIFFERENT, USAGE, BROKEN = range(4)
 @click.option("--backend", type=click.Choice(["threads", "mpi"]), help="What ranks are. [threads]")
 @click.option("--steps", type=click.IntRange(1), default=4, help="Steps with each optimizer. [4]")
 @click.option("--micro-batches", type=click.IntRange(1), default=2, help="Parts of a batch. [2]")
+@click.option(
+    "--family", type=click.Choice(["gpt", "llama"]), default="gpt", help="What is trained. [gpt]"
+)
 @click.option("--seed", type=click.IntRange(0), default=0, help="Of weights, data, dropout. [0]")
 @click.option("--fault", metavar="NAME", help="Plant a known fault, to see it found.")
 @click.option("--json", "as_json", is_flag=True, help="End with the results as one JSON value.")
@@ -40,21 +43,22 @@ def verify(
     backend: str | None,
     steps: int,
     micro_batches: int,
+    family: str,
     seed: int,
     fault: str | None,
     as_json: bool,
 ) -> int:
     """Hold layouts against the single-device run, in float64.
 
-    Each LAYOUT (dp1 to dp4 if none is given) trains a tiny GPT on awkward batches, with SGD and
-    with AdamW, dropout and clipping on. Every loss, gradient, norm, weight and moment of every rank
+    Each LAYOUT (some small ones if none is given) trains a tiny model on awkward batches, with SGD
+    and with AdamW, dropout (of a GPT) and clipping on. Every loss, gradient, norm, weight and moment of every rank
     must equal that of one device up to rounding.
 
     Exit status: 0 all equal, 1 a tensor differs, 2 usage, 3 a hang or a crash.
     """
     try:
         chosen = _layouts((*layouts, *more), n, backend)
-        task = _task(chosen, steps, micro_batches, seed, fault)
+        task = _task(chosen, family, steps, micro_batches, seed, fault)
     except ValueError as error:
         fail(str(error), USAGE)
     chosen[0].launch()
@@ -78,15 +82,15 @@ def _layouts(texts: tuple[str, ...], n: int | None, backend: str | None) -> list
 
 
 def _task(
-    chosen: list[Ranks], steps: int, micro_batches: int, seed: int, fault: str | None
+    chosen: list[Ranks], family: str, steps: int, micro_batches: int, seed: int, fault: str | None
 ) -> Task:
     """What is trained, once it is known that every layout can."""
     from minitrain.oracle.mutants import check_name
-    from minitrain.oracle.verify import Task
+    from minitrain.oracle.verify import FAMILIES, Task
     from minitrain.parallel.compose import check_supported
 
     check_name(fault)
-    task = Task(steps=steps, micro_batches=micro_batches, seed=seed)
+    task = Task(model=FAMILIES[family], steps=steps, micro_batches=micro_batches, seed=seed)
     if len(chosen) > 1 and any(ranks.backend == "mpi" for ranks in chosen):
         raise LayoutError("--backend mpi verifies one layout at a time; give one")
     for ranks in chosen:

@@ -14,7 +14,7 @@ from minitrain.batch import Batch
 from minitrain.comm import run_ranks
 from minitrain.comm.group import Group
 from minitrain.layout import Layout
-from minitrain.nn import CrossEntropy, GPTConfig
+from minitrain.nn import CrossEntropy, GPTConfig, LlamaConfig
 from minitrain.nn.families import Config, Model, declare
 from minitrain.optim import SGD, AdamW, Optimizer, Schedule
 from minitrain.oracle.compare import (
@@ -33,6 +33,9 @@ from minitrain.train.step import Stepper
 
 # The preset nano, with dropout on so that masks are verified too.
 NANO = GPTConfig(vocab=256, context=16, layers=4, heads=8, width=32, dropout=0.1)
+# The same sizes for each family; the Llama has fewer key/value heads than many layouts have ranks.
+NANO_LLAMA = LlamaConfig(vocab=256, context=16, layers=4, heads=8, kv_heads=2, width=32)
+FAMILIES: dict[str, Config] = {"gpt": NANO, "llama": NANO_LLAMA}
 
 OPTIMIZERS: dict[str, Optimizer] = {
     "sgd": SGD(momentum=0.9, decay=0.1),
