@@ -51,8 +51,8 @@ def verify(
     """Hold layouts against the single-device run, in float64.
 
     Each LAYOUT (some small ones if none is given) trains a tiny model on awkward batches, with SGD
-    and with AdamW, dropout (of a GPT) and clipping on. Every loss, gradient, norm, weight and moment of every rank
-    must equal that of one device up to rounding.
+    and with AdamW, dropout (of a GPT) and clipping on. Every loss, gradient, norm, weight and
+    moment of every rank must equal that of one device up to rounding.
 
     Exit status: 0 all equal, 1 a tensor differs, 2 usage, 3 a hang or a crash.
     """

@@ -56,9 +56,10 @@ def test_equal_layouts_are_status_0() -> None:
     assert result.stderr == ""
 
 
-def test_without_arguments_dp1_to_dp4_are_verified() -> None:
+def test_without_arguments_some_layouts_are_verified() -> None:
     result = invoke("--steps", 1, "--json")
-    assert [row["layout"] for row in verdicts(result)["rows"]] == ["dp1", "dp2", "dp3", "dp4"]
+    layouts = [row["layout"] for row in verdicts(result)["rows"]]
+    assert layouts == ["dp1", "dp2", "dp3", "dp4", "tp2", "tp3,sp", "dp2,tp2,sp"]
     assert [row["layout"] for row in verdicts(invoke("-n", 2, "--json"))["rows"]] == ["dp2"]
 
 
