@@ -1,0 +1,71 @@
+"""Training on MPI processes: equal to one device, stopped and resumed; the rest is on threads."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from minitrain.comm import Group, run_ranks
+from minitrain.layout import Layout
+from minitrain.nn import GPTConfig
+from minitrain.oracle.verify import Task, gather_rows, verify_rank
+from minitrain.train import loop
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
+from small_run import arrays, assert_bitwise, config, corpus, run_of, steps_of
+
+TINY = GPTConfig(vocab=11, context=5, layers=1, heads=2, width=8, dropout=0.2)
+
+
+def check_data_parallel_equals_one_device(group: Group) -> None:
+    """On two ranks the preset nano for twenty steps; on others, sizes that do not divide."""
+    task = Task(steps=20) if group.size == 2 else Task(TINY, batch=7, micro_batches=3, bucket=256)
+    rows = verify_rank(group, Layout(dp=group.size), task, task.reference())
+    found = gather_rows(group, rows)
+    assert not [str(row) for row in found if not row.ok]
+    assert {row.rank for row in found} == set(range(group.size))
+
+
+def shared_folder(group: Group) -> Path:
+    """A new folder that all ranks know."""
+    name = tempfile.mkdtemp() if group.rank == 0 else ""
+    text = np.frombuffer(name.encode(), np.uint8)
+    return Path(bytes(group.broadcast(text, 0, purpose="control")).decode())
+
+
+def check_a_run_is_stopped_on_all_ranks_by_a_signal_to_one_and_resumed_bitwise(
+    group: Group,
+) -> None:
+    """Cases K11, K12 and L12, and the same run on threads: bitwise, for both add alike."""
+    path, layout = shared_folder(group), f"dp{group.size}"
+    given = config(steps=6, batch=10, micro_batches=2)
+    whole = loop.train(group, run_of(path / "whole", given, layout))
+
+    run = run_of(path / "parted", given, layout)
+    if group.rank == group.size - 1:
+        run.stop.signal = signal.SIGTERM
+    stopped = loop.train(group, run)
+    assert (stopped.steps, stopped.stopped) == (1, signal.SIGTERM)
+    start = path / "parted" / "checkpoints" / "step-000001"
+    again = loop.train(group, run_of(path / "parted", given, layout, start))
+    assert again == whole
+    group.barrier()
+
+    if group.rank == 0:
+        assert_bitwise(arrays(path / "parted", 6), arrays(path / "whole", 6))
+        threads = run_of(path / "threads", given, layout)
+        assert run_ranks(group.size, loop.train, threads)[0].loss == whole.loss
+        assert_bitwise(arrays(path / "threads", 6), arrays(path / "whole", 6))
+        for record, on_threads in zip(
+            steps_of(path / "whole"), steps_of(path / "threads"), strict=True
+        ):
+            assert record["comm_bytes"] == on_threads["comm_bytes"]
+            assert record["comm_bytes_by_purpose"] == on_threads["comm_bytes_by_purpose"]
+        assert corpus().held_out.size - 1 == 139
+        shutil.rmtree(path)
+    group.barrier()
