@@ -92,7 +92,9 @@ def keep_memory() -> None:
     """Let glibc keep large freed arrays instead of giving them back to the system (Linux only).
 
     A training step frees and takes the same sizes again and again; faulting the pages in anew
-    costs 10 to 17 % of a step. The constants are M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h.
+    costs 10 to 17 % of a step. Rank threads must share the main arena for it: what is free at the
+    end of any other arena goes back in units of 64 MB, whatever the thresholds are (up to 9000
+    faults a step). The constants are M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX of malloc.h.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -100,5 +102,5 @@ def keep_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):  # musl has no mallopt
         return
-    for option in (-1, -3):
-        mallopt(option, 1 << 30)
+    for option, value in ((-1, 1 << 30), (-3, 1 << 30), (-8, 1)):
+        mallopt(option, value)
