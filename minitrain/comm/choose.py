@@ -27,7 +27,7 @@ _COMMON: dict[str, Row] = {
 TABLE: dict[str, dict[str, Row]] = {
     # A thread is woken for each message that it waits for, so few messages are best.
     "threads": {
-        "all_reduce": ((SMALL, "doubling"), (1 << 24, "halving"), (_NEVER, "ring")),
+        "all_reduce": ((SMALL, "doubling"), (_NEVER, "halving")),
         "reduce_scatter": ((_NEVER, "ring"),),
         "all_gather": ((SMALL, "bruck"), (_NEVER, "ring")),
         **_COMMON,

@@ -36,15 +36,24 @@ class Key(NamedTuple):
 class Message:
     """Either end of a message: a send (with the array) or a receive (with or without room)."""
 
-    __slots__ = ("array", "done", "error", "key", "owner", "room")
+    __slots__ = ("array", "error", "finished", "key", "match", "owner", "room")
 
     def __init__(self, owner: ThreadTransport, key: Key, array: Array, room: Array) -> None:
         self.owner = owner
         self.key = key
         self.array = array  # a send: what travels; a receive: what has come
         self.room = room  # a receive: the array to receive into, or None for a new one
-        self.done = False
+        self.match: Message | None = None  # a receive: the send that its owner is to copy from
+        self.finished = False
         self.error: Exception | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether this end is finished; a receive that has found its send copies now."""
+        if self.match is not None:
+            message, self.match = self.match, None
+            self.owner.hand_over(message, self)
+        return self.finished
 
 
 class World:

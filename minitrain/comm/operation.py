@@ -35,9 +35,11 @@ class Operation:
         """Go as far as the messages that have arrived allow; True once finished."""
         try:
             while not self.done:
-                for request in self._pending:
-                    if not request.done:
-                        return False
+                waiting = False
+                for request in self._pending:  # all are asked: that is what moves them along
+                    waiting = not request.done or waiting
+                if waiting:
+                    return False
                 for request in self._pending:
                     if request.error is not None:
                         raise request.error

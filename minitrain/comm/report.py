@@ -75,7 +75,7 @@ def deadlock(world: World) -> str:
     rows = []
     for rank in world.ranks:
         if rank.awaited:
-            waits = [end for requests in rank.awaited for end in requests if not end.done]
+            waits = [end for requests in rank.awaited for end in requests if not end.finished]
             what = "; ".join(_end(world, end) for end in waits)
             frame = frames.get(rank.thread)
             where = call_site(frame) if frame is not None else "an unknown place"

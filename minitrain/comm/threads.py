@@ -1,8 +1,8 @@
 """Ranks as threads of one process: a send hands an array over, and a deadlock is decided.
 
 All ranks share a `World` with one lock. A receive that finds no message is posted; a send that
-finds no posted receive leaves its message in a box. Whoever comes second makes the one copy, with
-the lock released, so that copies run side by side.
+finds no posted receive leaves its message in a box. The one copy is made with the lock released,
+by whoever came second, or, if the message is large, by its receiver: so copies run side by side.
 
 Every rank is visible here. A rank is asleep exactly while none of the lists that it waits for is
 complete, and the one who completes a list takes the rank out of its sleep under the lock, before
@@ -25,6 +25,10 @@ from minitrain.comm.transport import Request, Transport
 
 if TYPE_CHECKING:
     from minitrain.comm.peers import Peers
+
+
+LARGE = 1 << 15
+"""Bytes from which a copy takes longer than to wake the receiver, who makes it then."""
 
 
 class ThreadTransport(Transport):
@@ -56,6 +60,10 @@ class ThreadTransport(Transport):
             if receive is None and not copy:
                 world.sent.setdefault(message.key, deque()).append(message)
                 return message
+            if receive is not None and not copy and x.nbytes >= LARGE:
+                receive.match = message
+                receive.owner.stir()
+                return message
         if receive is None:
             message.array = x.copy()
             device.synchronise(x)
@@ -64,9 +72,9 @@ class ThreadTransport(Transport):
                 receive = world.take(world.posted, message.key)
                 if receive is None:
                     world.sent.setdefault(message.key, deque()).append(message)
-                    message.done = not world.synchronous
+                    message.finished = not world.synchronous
                     return message
-        self._hand_over(message, receive)
+        self.hand_over(message, receive)
         return message
 
     def receive(
@@ -83,10 +91,10 @@ class ThreadTransport(Transport):
             if message is None:
                 world.posted.setdefault(receive.key, deque()).append(receive)
                 return receive
-        self._hand_over(message, receive)
+        self.hand_over(message, receive)
         return receive
 
-    def _hand_over(self, message: Message, receive: Message) -> None:
+    def hand_over(self, message: Message, receive: Message) -> None:
         """Copy what was sent to where it is received, then tell both ends."""
         x, room = message.array, receive.room
         if room is None:
@@ -103,13 +111,29 @@ class ThreadTransport(Transport):
         device.synchronise(x)
         with self.world.lock:
             for end in (message, receive):
-                end.done = True
-                if end.owner.awaited and end.owner.complete():
-                    end.owner.wake()
+                end.finished = True
+                end.owner.stir()
 
-    def complete(self) -> bool:
-        """Whether all requests of one of the awaited lists are done."""
-        return any(all(request.done for request in requests) for requests in self.awaited)
+    def exchange(
+        self, x: Array, dest: int, out: Array, source: int, route: Tag
+    ) -> Sequence[Message]:
+        """See `Transport.exchange`. Sent first, so that the other can copy while this one does."""
+        message = self.send(x, dest, route, copy=False, header=False)
+        return message, self.receive(out, source, route)
+
+    def stir(self) -> None:
+        """If this rank sleeps and has something to do, wake it; the caller holds the lock."""
+        if self.awaited and self._has_work():
+            self.wake()
+
+    def _has_work(self) -> bool:
+        """Whether one of the awaited lists is finished, or an awaited receive is to be copied."""
+        for requests in self.awaited:
+            if any(end.match is not None for end in requests):
+                return True
+            if all(end.finished for end in requests):
+                return True
+        return False
 
     def wake(self) -> None:
         """End this rank's sleep; the caller holds the lock."""
@@ -123,7 +147,7 @@ class ThreadTransport(Transport):
         with world.lock:
             world.check()
             self.awaited = cast(Sequence[Sequence[Message]], pending)
-            if self.complete():
+            if self._has_work():
                 self.awaited = ()
                 return
             world.asleep += 1

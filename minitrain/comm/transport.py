@@ -118,7 +118,7 @@ class Transport(ABC):
 
     @abstractmethod
     def wait(self, pending: Sequence[Sequence[Request]]) -> None:
-        """Sleep until all requests of at least one of the lists are done."""
+        """Sleep until all requests of one of the lists are done, or asking one moves it along."""
 
     @abstractmethod
     def enter(self, peers: Peers) -> None:
