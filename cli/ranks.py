@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import sys
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import click
 
+from minitrain.comm.errors import LauncherError
 from minitrain.comm.launch import launched, mpiexec_command
 from minitrain.layout import AXES, Layout, LayoutError
 
@@ -41,9 +43,11 @@ class Ranks(NamedTuple):
         again on every rank. To be called once the command is known to be right.
 
         Raises:
-            LauncherError: there is no mpiexec.
+            LauncherError: there is no mpiexec, or no mpi4py.
         """
         if self.backend == "mpi" and self.layout.size > 1 and not self.under_mpi:
+            if importlib.util.find_spec("mpi4py") is None:
+                raise LauncherError("--backend mpi needs mpi4py: pip install 'minitrain[mpi]'")
             command = [*mpiexec_command(self.layout.size), sys.executable, "-m", "minitrain_cli"]
             sys.stdout.flush()
             sys.stderr.flush()

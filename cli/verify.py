@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from minitrain.comm.errors import LauncherError
 from minitrain.layout import Layout, LayoutError
 
 from .main import fail
@@ -114,6 +115,8 @@ def _judge(
     try:
         with planted(fault):
             report = Report(str(ranks.layout), ranks.run(_rank, ranks.layout, task, reference))
+    except LauncherError:
+        raise
     except Exception as error:  # whatever it is: a crash is a verdict too
         return _broken(ranks, error), BROKEN
     if ranks.first:

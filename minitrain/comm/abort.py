@@ -6,14 +6,18 @@ others, which wait for its messages.
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
+from minitrain.comm.errors import LauncherError
 from minitrain.comm.launch import launched
+from minitrain.comm.library import started_mpi
 
 AGREE = 2.0
 """Seconds in which all ranks that exit of their own accord are taken to have agreed to."""
@@ -24,8 +28,13 @@ _LAST_WORDS = 0.3
 
 def install_abort_hook() -> None:
     """From now on an exception that nobody catches, in any thread, ends the whole MPI job."""
-    sys.excepthook = lambda kind, error, trace: _abort(error)
-    threading.excepthook = lambda args: _abort(args.exc_value or SystemError("a thread failed"))
+
+    def hook(kind: Any, error: BaseException, trace: Any) -> None:
+        _take_down(error)
+        sys.__excepthook__(kind, error, trace)
+
+    sys.excepthook = hook
+    threading.excepthook = lambda args: _take_down(args.exc_value or SystemError("a thread failed"))
 
 
 @contextmanager
@@ -35,11 +44,11 @@ def end_together() -> Iterator[None]:
     An exception prints its traceback once, with its rank, and ends the job at once, also before
     MPI has started. A sys.exit with a status is clean if all ranks exit (a usage error, a verdict)
     and ends the job otherwise; then the notes of its SystemExit are printed, for what one rank
-    would say for all must be said when it is that rank's alone. Without a launcher this does
-    nothing.
+    would say for all must be said when it is that rank's alone. Without a launcher, or without
+    mpi4py, this does nothing: then no rank can wait for another.
     """
     launch = launched()
-    if launch is None or launch.size == 1:
+    if launch is None or launch.size == 1 or importlib.util.find_spec("mpi4py") is None:
         yield
         return
     install_abort_hook()
@@ -51,38 +60,50 @@ def end_together() -> Iterator[None]:
             _agree_or_abort(status, *getattr(leave, "__notes__", ()))
         raise
     except BaseException as error:
-        _abort(error)
+        _take_down(error)
+        raise
 
 
-def _abort(error: BaseException) -> None:
-    """Show the traceback and take all ranks down."""
-    from mpi4py import MPI  # starts MPI if need be: the others may wait for us in there
+def _mpi() -> Any:
+    """MPI, started if need be, since the others may wait for us in there; None if it won't start.
 
-    world = MPI.COMM_WORLD
-    text = "".join(traceback.format_exception(error))
-    sys.stderr.write(f"rank {world.Get_rank()} failed, so all {world.Get_size()} end:\n{text}")
-    abort(130 if isinstance(error, KeyboardInterrupt) else 1)
+    Then (no mpi4py, or another MPI's launcher) this process is alone.
+    """
+    launch = launched()
+    try:
+        return None if launch is None else started_mpi(launch)
+    except LauncherError:
+        return None
 
 
-def abort(status: int) -> None:
-    """Take all ranks of the MPI job down, once what was printed is out."""
-    from mpi4py import MPI
+def _take_down(error: BaseException) -> None:
+    """Show the traceback and end all ranks, this one too; return if there are no others."""
+    mpi = _mpi()
+    if mpi is not None:
+        world = mpi.COMM_WORLD
+        text = "".join(traceback.format_exception(error))
+        sys.stderr.write(f"rank {world.Get_rank()} failed, so all {world.Get_size()} end:\n{text}")
+        abort(mpi, 130 if isinstance(error, KeyboardInterrupt) else 1)
 
+
+def abort(mpi: Any, status: int) -> None:
+    """End all ranks of the MPI job, once what was printed is out."""
     sys.stdout.flush()
     sys.stderr.flush()
     time.sleep(_LAST_WORDS)
-    MPI.COMM_WORLD.Abort(status)
+    mpi.COMM_WORLD.Abort(status)
 
 
 def _agree_or_abort(status: int, *words: str) -> None:
     """Return if all ranks come here within a moment, else end the job."""
-    from mpi4py import MPI
-
+    mpi = _mpi()
+    if mpi is None:
+        return
     limit = time.monotonic() + AGREE
-    request = MPI.COMM_WORLD.Ibarrier()
+    request = mpi.COMM_WORLD.Ibarrier()
     while not request.Test():
         if time.monotonic() > limit:
-            rank = MPI.COMM_WORLD.Get_rank()
+            rank = mpi.COMM_WORLD.Get_rank()
             sys.stderr.writelines(f"rank {rank}: {line}\n" for line in words)
-            abort(status)
+            abort(mpi, status)
         time.sleep(0.01)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -104,6 +105,23 @@ def test_where_mpi_is_missing_the_way_to_it_is_told(monkeypatch: pytest.MonkeyPa
     result = CliRunner().invoke(main, ["verify", "dp2", "--backend", "mpi"])
     assert result.exit_code == 2
     assert "pip install 'minitrain[mpi]'" in result.stderr
+
+
+def test_where_mpi4py_is_missing_the_way_to_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before an mpiexec starts ranks that would all fail, and under one that has started them."""
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name: None if name == "mpi4py" else find_spec(name)
+    )
+    line = "minitrain: --backend mpi needs mpi4py: pip install 'minitrain[mpi]'\n"
+    result = CliRunner().invoke(main, ["verify", "dp2", "--backend", "mpi"])
+    assert (result.exit_code, result.stderr) == (2, line)
+    monkeypatch.setenv("PMI_SIZE", "2")
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    result = CliRunner().invoke(main, ["verify", "dp2"])
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1
+    assert "needs mpi4py: pip install 'minitrain[mpi]'" in result.stderr
 
 
 def test_only_the_first_rank_speaks(
