@@ -7,6 +7,7 @@ others, which wait for its messages.
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 import threading
 import time
@@ -92,6 +93,7 @@ def abort(mpi: Any, status: int) -> None:
     sys.stderr.flush()
     time.sleep(_LAST_WORDS)
     mpi.COMM_WORLD.Abort(status)
+    os._exit(status)  # MPICH's Abort returns, and is not to be followed by a second traceback
 
 
 def _agree_or_abort(status: int, *words: str) -> None:

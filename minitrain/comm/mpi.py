@@ -164,7 +164,7 @@ class MPITransport(Transport):
         )
         sys.stderr.flush()
         if self._options.stall_abort:
-            abort(3)
+            abort(MPI, 3)
 
     def enter(self, peers: Peers) -> None:
         """See `Transport.enter`: here only messages can tell calls (signature.py)."""

@@ -6,9 +6,9 @@ import atexit
 from functools import cache
 
 from minitrain.comm.abort import install_abort_hook
-from minitrain.comm.errors import LauncherError
 from minitrain.comm.group import Group
 from minitrain.comm.launch import Launch, launched
+from minitrain.comm.library import started_mpi
 from minitrain.comm.options import Options
 from minitrain.comm.run import cores, set_blas_threads
 from minitrain.comm.threads import thread_world
@@ -39,25 +39,12 @@ def _transport(options: Options) -> Transport:
 
 
 def _mpi(launch: Launch, options: Options) -> Transport:
-    try:
-        from mpi4py import MPI
-    except ImportError as error:
-        raise LauncherError(
-            f"{launch.variable} says that {launch.size} processes were started, which needs "
-            "mpi4py: pip install 'minitrain[mpi]'"
-        ) from error
+    mpi = started_mpi(launch)
     from minitrain.comm.mpi import MPITransport, node_numbers
 
-    if MPI.COMM_WORLD.Get_size() == 1:
-        library = MPI.Get_library_version().splitlines()[0].strip()
-        raise LauncherError(
-            f"{launch.variable} says that {launch.size} processes were started, but this process's "
-            f"MPI library ({library}) sees 1: the launcher belongs to another MPI. Start with that "
-            f"library's mpiexec, or, if one process is meant, unset {launch.variable}"
-        )
     install_abort_hook()
-    nodes = node_numbers(MPI.COMM_WORLD)
-    set_blas_threads(cores() // nodes.count(nodes[MPI.COMM_WORLD.Get_rank()]))
-    transport = MPITransport(MPI.COMM_WORLD, nodes, options)
+    nodes = node_numbers(mpi.COMM_WORLD)
+    set_blas_threads(cores() // nodes.count(nodes[mpi.COMM_WORLD.Get_rank()]))
+    transport = MPITransport(mpi.COMM_WORLD, nodes, options)
     atexit.register(transport.finish)
     return transport

@@ -1,0 +1,46 @@
+"""The MPI library of this process: started when it is first needed, if it fits the launcher."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from minitrain.comm.errors import LauncherError
+from minitrain.comm.launch import Launch
+
+
+def started_mpi(launch: Launch) -> Any:
+    """The mpi4py.MPI module, with MPI started.
+
+    Raises:
+        LauncherError: mpi4py is missing, or the launcher belongs to another MPI than the library:
+            then every process would be rank 0 of a world of 1, and write the same files.
+    """
+    first = "mpi4py.MPI" not in sys.modules
+    try:
+        import mpi4py
+
+        if first:
+            mpi4py.rc.initialize, mpi4py.rc.finalize = False, True  # look at it before it starts
+        from mpi4py import MPI
+    except ImportError as error:
+        raise LauncherError(
+            f"{launch.variable} says that {launch.size} processes were started, which needs "
+            "mpi4py: pip install 'minitrain[mpi]'"
+        ) from error
+    library = MPI.Get_library_version().splitlines()[0].strip()
+    if launch.variable.startswith("OMPI") and "Open MPI" not in library:
+        raise _another(launch, library, "is not the Open MPI that started it")
+    if not MPI.Is_initialized():
+        MPI.Init_thread()
+    if MPI.COMM_WORLD.Get_size() == 1 < launch.size:
+        raise _another(launch, library, "sees 1")
+    return MPI
+
+
+def _another(launch: Launch, library: str, sees: str) -> LauncherError:
+    return LauncherError(
+        f"{launch.variable} says that {launch.size} processes were started, but this process's MPI "
+        f"library ({library}) {sees}: the launcher belongs to another MPI. Start with that "
+        f"library's mpiexec, or, if one process is meant, unset {launch.variable}"
+    )
