@@ -77,6 +77,9 @@ class RunProgress:
             )
         if record["tokens"] == 0:
             self.say(f"step {step}: no valid token in the batch; nothing was updated")
+        if record["skipped"]:
+            scale = record["loss_scale"]
+            self.say(f"step {step}: the gradient overflowed at loss scale {scale:g}; skipped")
 
     def evaluation(self, record: dict[str, Any]) -> None:
         """A line for each evaluation."""

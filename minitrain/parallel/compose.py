@@ -85,7 +85,7 @@ class ParallelModel:
             value = self._loss(part, total, training=True)
             backward(
                 value,
-                np.asarray(scale),
+                scale,
                 sink=self.flat.accumulate,
                 on_final=sums.on_final if last else None,
                 after_node=sums.progress if last else None,
