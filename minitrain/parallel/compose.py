@@ -112,7 +112,7 @@ class ParallelModel:
             return global_norm(self.flat, self.mesh)
 
     def first_not_finite(self) -> str | None:
-        """The first parameter whose gradient is not finite on some rank; all ranks agree."""
+        """Where the gradient began not to be finite, a parameter's name; all ranks agree."""
         with self._waiting():
             return first_not_finite(self.flat, self.mesh)
 

@@ -53,16 +53,18 @@ def global_norm(flat: Flat, mesh: Mesh) -> float:
 
 
 def first_not_finite(flat: Flat, mesh: Mesh) -> str | None:
-    """The first parameter, in the names' order, whose gradient is not finite on some rank.
+    """The first parameter, as the backward computes them, whose gradient is not finite on any rank.
 
-    One number is reduced over every rank that shares the step, so all come to the same verdict.
+    What is not finite makes all gradients that come after it not finite too, and those are the ones
+    before it in the model. So it is the last of the names that tells where it began. One number is
+    reduced over every rank that shares the step, and all come to the same verdict.
     """
     names = list(flat.parameters)
-    wrong = (
-        i
-        for i, name in enumerate(names)
+    wrong = [
+        place
+        for place, name in enumerate(names, start=1)
         if not math.isfinite(square_sum(flat.view(flat.gradient, name)))
-    )
-    from_end = len(names) - next(wrong, len(names))  # 0 if all are finite, so the first is the max
-    worst = int(mesh.world.all_reduce(np.array([from_end]), "max", purpose="scalar")[0])
-    return names[-worst] if worst else None
+    ]
+    mine = np.array([max(wrong, default=0)])
+    last = int(mesh.world.all_reduce(mine, "max", purpose="scalar")[0])
+    return names[last - 1] if last else None

@@ -177,11 +177,13 @@ def test_an_overflow_on_one_rank_is_skipped_by_all(layout: str, value: float) ->
 
 
 def test_the_first_tensor_is_named_alike_on_all_ranks() -> None:
+    """The first that the backward computes, which is the last of the model: there it began."""
+
     def program(group: Group) -> str | None:
         one = gpt_stepper(group, "tp2", LossScale())
         one.step(batch(1, 5))
-        names = ("norm.weight", "blocks.1.mlp.up.weight")[group.rank]
-        one.model.flat.view(one.model.flat.gradient, names)[0] = math.nan
+        name = ("blocks.0.mlp.up.weight", "blocks.1.mlp.up.weight")[group.rank]
+        one.model.flat.view(one.model.flat.gradient, name)[0] = math.nan
         return one.model.first_not_finite()
 
     assert run_ranks(2, program) == ["blocks.1.mlp.up.weight"] * 2
