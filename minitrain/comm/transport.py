@@ -77,6 +77,13 @@ class Transport(ABC):
         self.seconds = 0.0
         """Time that this rank has spent in communication, copying and waiting."""
 
+    @property
+    def local_rank(self) -> int:
+        """This rank's place among those of its node."""
+        return [r for r in range(self.size) if self.nodes[r] == self.nodes[self.rank]].index(
+            self.rank
+        )
+
     @abstractmethod
     def route(self, channel: int, sequence: int) -> Route:
         """The route of one collective call on a channel; 0 for point-to-point messages.
