@@ -34,15 +34,17 @@ class Key(NamedTuple):
 
 
 class Message:
-    """Either end of a message: a send (with the array) or a receive (with or without room)."""
+    """Either end of a message; a send has an array, a receive may have room or a likeness."""
 
-    __slots__ = ("array", "error", "finished", "key", "match", "owner", "room")
+    __slots__ = ("array", "error", "finished", "given", "key", "like", "match", "owner", "room")
 
-    def __init__(self, owner: ThreadTransport, key: Key, array: Array, room: Array) -> None:
+    def __init__(self, owner: ThreadTransport, key: Key, array: Array = None) -> None:
         self.owner = owner
         self.key = key
         self.array = array  # a send: what travels; a receive: what has come
-        self.room = room  # a receive: the array to receive into, or None for a new one
+        self.given = False  # a send: the array is a copy, for the receiver to keep
+        self.room: Array = None  # a receive: the array to receive into
+        self.like: Array = None  # a receive without room: what must come, if that is known
         self.match: Message | None = None  # a receive: the send that its owner is to copy from
         self.finished = False
         self.error: Exception | None = None

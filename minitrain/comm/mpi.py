@@ -9,7 +9,8 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+from weakref import WeakValueDictionary
 
 import numpy as np
 from mpi4py import MPI
@@ -28,7 +29,7 @@ from minitrain.comm.message import (
     header_of,
 )
 from minitrain.comm.options import Options
-from minitrain.comm.run import cores
+from minitrain.comm.run import core_numbers
 from minitrain.comm.transport import Request, Transport
 
 if TYPE_CHECKING:
@@ -48,6 +49,22 @@ _SPINS = 50
 _TOLD = (Sending, Receiving, Exchanging, Probing)
 
 
+_MOST_CORES = 8192
+
+
+class Place(NamedTuple):
+    """Where ranks run.
+
+    nodes: the node of each rank, as a number.
+    ranks: how many run on this one.
+    cores: how many cores these may use together, whether or not the launcher binds them to some.
+    """
+
+    nodes: list[int]
+    ranks: int
+    cores: int
+
+
 class MPITransport(Transport):
     """This process's end of an MPI communicator.
 
@@ -58,8 +75,8 @@ class MPITransport(Transport):
 
     kind = "mpi"
 
-    def __init__(self, comm: MPI.Comm, nodes: Sequence[int], options: Options) -> None:
-        super().__init__(comm.Get_rank(), comm.Get_size(), nodes)
+    def __init__(self, comm: MPI.Comm, place: Place, options: Options) -> None:
+        super().__init__(comm.Get_rank(), comm.Get_size(), place.nodes)
         self.check_collectives = options.check_collectives
         self.limit = options.limit
         self._options = options
@@ -69,9 +86,9 @@ class MPITransport(Transport):
         self._folded: dict[int, int] = {}
         self._addresses: dict[tuple[int, int], Address] = {}
         self._outbox: list[Sending] = []
-        crowded = nodes.count(nodes[self.rank]) > cores()
-        self._spins = 1 if crowded else _SPINS
-        self._probing: dict[tuple[int, int], Probing] = {}
+        self._spins = 1 if place.ranks > place.cores else _SPINS
+        # Weak, so that what was received is not kept.
+        self._probing: WeakValueDictionary[tuple[int, int], Probing] = WeakValueDictionary()
 
     def route(self, channel: int, sequence: int) -> Address:
         """See `Transport.route`. A sequence number comes again after 256 calls."""
@@ -203,12 +220,17 @@ def _yield() -> None:
         os.sched_yield()
 
 
-def node_numbers(comm: MPI.Comm) -> list[int]:
-    """The node of each rank: the lowest rank that shares memory with it."""
+def find_place(comm: MPI.Comm) -> Place:
+    """Where the ranks of a communicator run; all of them call this."""
     shared = comm.Split_type(MPI.COMM_TYPE_SHARED)
     lowest = np.array([comm.Get_rank()], np.int64)
-    shared.Allreduce(MPI.IN_PLACE, lowest, MPI.MIN)
+    shared.Allreduce(MPI.IN_PLACE, lowest, MPI.MIN)  # the node's name: its lowest rank
+    mine = np.zeros(_MOST_CORES, np.uint8)
+    mine[sorted(core_numbers())] = 1
+    every = mine.copy()
+    shared.Allreduce(MPI.IN_PLACE, every, MPI.BOR)
     shared.Free()
     nodes = np.empty(comm.Get_size(), np.int64)
     comm.Allgather(lowest, nodes)
-    return [int(node) for node in nodes]
+    ranks = int((nodes == lowest[0]).sum())
+    return Place([int(node) for node in nodes], ranks, int(every.sum()))

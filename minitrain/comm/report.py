@@ -107,8 +107,9 @@ def _end(world: World, end: Message) -> str:
     name = world.names.get(end.key.tag.channel, "an unnamed group")
     if end.array is not None and end.owner.rank == end.key.source:
         return f"send {array(end.array)} to rank {end.key.dest} ({name})"
-    room = f" {array(end.room)}" if end.room is not None else ""
-    return f"receive{room} from rank {end.key.source} ({name})"
+    expected = end.like if end.room is None else end.room
+    what = f" {array(expected)}" if expected is not None else ""
+    return f"receive{what} from rank {end.key.source} ({name})"
 
 
 def _shorten(rows: list[str]) -> list[str]:

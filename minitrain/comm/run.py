@@ -93,11 +93,16 @@ def _note_rank(failure: BaseException, rank: int) -> None:
         failure.add_note(f"raised by rank {rank}")
 
 
-def cores() -> int:
+def core_numbers() -> set[int]:
     """The processor cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
+
+
+def cores() -> int:
+    """How many processor cores this process may use."""
+    return len(core_numbers())
 
 
 @contextmanager

@@ -2,12 +2,13 @@
 
 All ranks share a `World` with one lock. A receive that finds no message is posted; a send that
 finds no posted receive leaves its message in a box. The one copy is made with the lock released,
-by whoever came second, or, if the message is large, by its receiver: so copies run side by side.
+by whoever came second; but a large one by its receiver, if that only waits, so that the copies of
+an exchange run side by side.
 
-Every rank is visible here. A rank is asleep exactly while none of the lists that it waits for is
-complete, and the one who completes a list takes the rank out of its sleep under the lock, before
-waking it. So when every live rank is asleep nobody can ever wake anybody: that decides a deadlock,
-at once and without a time limit.
+Every rank is visible here. A rank is asleep exactly while it can do nothing: no list that it waits
+for is finished, and no receive has found its message. Whoever changes that takes the rank out of
+its sleep under the lock, before waking it. So when every live rank is asleep nobody can ever wake
+anybody: that decides a deadlock, at once and without a time limit.
 """
 
 from __future__ import annotations
@@ -53,19 +54,20 @@ class ThreadTransport(Transport):
         """See `Transport.send`. A header costs nothing: the array is handed over as an object."""
         world = self.world
         device.synchronise(x)
-        message = Message(self, Key(self.rank, dest, route), x, None)
+        message = Message(self, Key(self.rank, dest, route), x)
         with world.lock:
             world.check()
             receive = world.take(world.posted, message.key)
             if receive is None and not copy:
                 world.sent.setdefault(message.key, deque()).append(message)
                 return message
-            if receive is not None and not copy and x.nbytes >= LARGE:
+            idle = receive is not None and receive.owner.awaited
+            if receive is not None and idle and not copy and x.nbytes >= LARGE:
                 receive.match = message
                 receive.owner.stir()
                 return message
         if receive is None:
-            message.array = x.copy()
+            message.array, message.given = x.copy(), True
             device.synchronise(x)
             with world.lock:
                 # The receive may have been posted while we copied.
@@ -82,9 +84,8 @@ class ThreadTransport(Transport):
     ) -> Message:
         """See `Transport.receive`."""
         world = self.world
-        if like is not None:
-            out = namespace(like).empty(like.shape, like.dtype)
-        receive = Message(self, Key(source, self.rank, route), None, out)
+        receive = Message(self, Key(source, self.rank, route))
+        receive.room, receive.like = out, like
         with world.lock:
             world.check()
             message = world.take(world.sent, receive.key)
@@ -95,19 +96,19 @@ class ThreadTransport(Transport):
         return receive
 
     def hand_over(self, message: Message, receive: Message) -> None:
-        """Copy what was sent to where it is received, then tell both ends."""
+        """Bring what was sent to where it is received, then tell both ends."""
         x, room = message.array, receive.room
-        if room is None:
-            receive.array = x.copy()
-        elif room.shape != x.shape or room.dtype != x.dtype:
+        expected = receive.like if room is None else room
+        if expected is not None and (x.shape != expected.shape or x.dtype != expected.dtype):
             receive.error = ValueError(
-                f"rank {receive.key.dest} expected {report.array(room)} from rank "
-                f"{message.key.source}, which sent {report.array(x)}: let `like` have its shape "
-                "and dtype"
+                f"rank {receive.key.dest} expected {report.array(expected)} from rank "
+                f"{message.key.source}, which sent {report.array(x)}"
             )
-        else:
+        elif room is not None:
             namespace(x).copyto(room, x)
             receive.array = room
+        else:
+            receive.array = x if message.given else x.copy()
         device.synchronise(x)
         with self.world.lock:
             for end in (message, receive):

@@ -40,11 +40,11 @@ def _transport(options: Options) -> Transport:
 
 def _mpi(launch: Launch, options: Options) -> Transport:
     mpi = started_mpi(launch)
-    from minitrain.comm.mpi import MPITransport, node_numbers
+    from minitrain.comm.mpi import MPITransport, find_place
 
     install_abort_hook()
-    nodes = node_numbers(mpi.COMM_WORLD)
-    set_blas_threads(cores() // nodes.count(nodes[mpi.COMM_WORLD.Get_rank()]))
-    transport = MPITransport(mpi.COMM_WORLD, nodes, options)
+    place = find_place(mpi.COMM_WORLD)
+    set_blas_threads(min(cores(), place.cores // place.ranks))
+    transport = MPITransport(mpi.COMM_WORLD, place, options)
     atexit.register(transport.finish)
     return transport
