@@ -88,20 +88,14 @@ def _task(
     """What is trained, once it is known that every layout can."""
     from minitrain.oracle.mutants import check_name
     from minitrain.oracle.verify import FAMILIES, Task
-    from minitrain.parallel.compose import check_supported
+    from minitrain.parallel.compose import check_layout
 
     check_name(fault)
     task = Task(model=FAMILIES[family], steps=steps, micro_batches=micro_batches, seed=seed)
     if len(chosen) > 1 and any(ranks.backend == "mpi" for ranks in chosen):
         raise LayoutError("--backend mpi verifies one layout at a time; give one")
     for ranks in chosen:
-        check_supported(ranks.layout)
-        ranks.layout.check(
-            heads=task.model.heads,
-            layers=task.model.layers,
-            vocab=task.model.vocab,
-            context=task.model.context,
-        )
+        check_layout(ranks.layout, task.model)
     return task
 
 

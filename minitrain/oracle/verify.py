@@ -29,6 +29,7 @@ from minitrain.oracle.compare import (
 from minitrain.oracle.mutants import planted
 from minitrain.oracle.reference import Trace, awkward_batches, train_serially
 from minitrain.parallel import Mesh, ParallelModel, parallelize
+from minitrain.parallel.compose import check_layout
 from minitrain.train.step import Stepper
 
 # The preset nano, with dropout on so that masks are verified too.
@@ -147,6 +148,7 @@ def verify(
         LayoutError: a layout that does not fit. DeadlockError: ranks that wait for ever.
     """
     layout = Layout.parse(layout) if isinstance(layout, str) else layout
+    check_layout(layout, model_config)
     work = Task(model=model_config, **task)
     reference = work.reference()
     with planted(fault):

@@ -169,11 +169,7 @@ def parallelize(
     Raises:
         LayoutError: a layout that does not fit the model, or needs a strategy that isn't there yet.
     """
-    config = model.config
-    check_supported(mesh.layout)
-    mesh.layout.check(
-        heads=config.heads, layers=config.layers, vocab=config.vocab, context=config.context
-    )
+    check_layout(mesh.layout, model.config)
     parameters: dict[str, Parameter] = model.parameters()
     for parameter in parameters.values():
         parameter.placement = WHOLE
@@ -221,6 +217,18 @@ def _bind(model: Any, derive: Derive) -> None:
     modules = dict(model.modules())
     for path in ("embedding", *blocks, "norm", "head"):
         model.replace(path, Bound(modules[path], derive))
+
+
+def check_layout(layout: Layout, config: Any) -> None:
+    """Refuse a layout that cannot run a model of a configuration's sizes; nothing is sent for it.
+
+    Raises:
+        LayoutError: naming both numbers, or the axes that this version cannot run yet.
+    """
+    check_supported(layout)
+    layout.check(
+        heads=config.heads, layers=config.layers, vocab=config.vocab, context=config.context
+    )
 
 
 def check_supported(layout: Layout) -> None:
