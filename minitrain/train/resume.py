@@ -11,15 +11,17 @@ from typing import Any
 from minitrain.layout import Layout
 from minitrain.train import checkpoint
 from minitrain.train.checkpoint import read_manifest
-from minitrain.train.config import RunConfig, resolve, values
+from minitrain.train.config import RunConfig, from_values, resolve, values
 from minitrain.train.folder import FolderError, RunFolder
 from minitrain.train.option import NONE, ConfigError
 from minitrain.train.text import Corpus, TextError
 from minitrain.train.tokenizer import absolute as absolute_spec
 
-# How long the run is, how fast it learns, when it writes and what it computes twice may be said
-# anew. All else would make it another run: shapes, data, seed, batch, optimizer.
+# How long the run is, how fast it learns, when it writes, what it computes twice and where its text
+# lies may be said anew. All else would make it another run: shapes, seed, batch, optimizer, and
+# what the text is (`check_same`).
 FREE = (
+    "data.path",
     "run.steps",
     "run.eval_every",
     "run.save_every",
@@ -35,8 +37,12 @@ def resumed(
 ) -> tuple[RunConfig, Path, list[str]]:
     """The configuration of a run that goes on, its newest checkpoint, and a note for each change.
 
+    What the checkpoint says of the run is what counts: a config.toml that was edited since is a
+    change like a flag.
+
     Raises:
         FolderError: no run there, no checkpoint, or no step left to do.
+        CheckpointError: the checkpoint is broken.
         ConfigError: values that differ from the stored ones and may not, all named.
     """
     if not folder.config.exists():
@@ -46,9 +52,8 @@ def resumed(
         raise FolderError(
             f"{folder.path} holds no checkpoint to go on from; start anew in another --run-dir"
         )
-    stored = resolve(file=folder.config)
     config = absolute(resolve(file=folder.config, sets=sets, flags=flags))
-    old, new = values(stored), values(config)
+    old, new = values(from_values(read_manifest(start).config)), values(config)
     changed = [key for key in old if old[key] != new[key]]
     refused = [
         f"{key} is {_shown(old[key])} in the run and {_shown(new[key])} here"

@@ -15,7 +15,7 @@ from minitrain.comm import Group, run_ranks
 from minitrain.layout import Layout
 from minitrain.optim import AdamW
 from minitrain.train import checkpoint, loop
-from minitrain.train.config import resolve, to_toml
+from minitrain.train.config import resolve, to_toml, values
 from minitrain.train.folder import FolderError, RunFolder
 from minitrain.train.option import ConfigError
 from minitrain.train.resume import absolute, check_same, resumed
@@ -107,9 +107,9 @@ def test_adam_goes_on_with_its_count_and_moments(tmp_path: Path) -> None:
 
 def stored(path: Path, **flags: Any) -> RunFolder:
     """A folder with the configuration and a checkpoint of step 10, without training."""
-    folder = RunFolder(path)
+    folder, options = RunFolder(path), values(config(**flags))
     folder.create(to_toml(config(**flags)), anew=True)
-    about = checkpoint.Manifest(10, 10, "dp2", {}, "byte", {}, {}, text=corpus().digest)
+    about = checkpoint.Manifest(10, 10, "dp2", {}, "byte", options, {}, text=corpus().digest)
     checkpoint.save(folder.checkpoints, about, {}, files={})
     return folder
 
@@ -164,8 +164,8 @@ def test_what_makes_it_another_run_is_refused(
 
 def test_every_difference_is_named_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        resumed(stored(tmp_path), ["model.layers=2"], {"seed": "3", "data": "other.txt"})
-    for words in ("model.layers is 1 in the run and 2 here", "run.seed is 0", "data.path is none"):
+        resumed(stored(tmp_path), ["model.layers=2"], {"seed": "3", "batch": "12"})
+    for words in ("model.layers is 1 in the run and 2 here", "run.seed is 0", "data.batch is 6"):
         assert words in str(caught.value)
 
 
@@ -179,6 +179,22 @@ def test_the_same_text_by_a_relative_path_is_the_same(
     folder = stored(tmp_path / "run", data=given.data.path)
     assert resumed(folder, [], {"data": "text.txt"})[0] == given
     assert resumed(folder, ["data.path=./text.txt"], {})[0] == given
+
+
+def test_a_configuration_that_was_edited_is_a_change_like_any_other(tmp_path: Path) -> None:
+    folder = stored(tmp_path)
+    folder.create(to_toml(config(lr=0.75)), anew=False)
+    assert resumed(folder, [], {})[2] == ["optimizer.lr: 0.75 from here on, 0.01 before"]
+    folder.create(to_toml(config(seed=5)), anew=False)
+    with pytest.raises(ConfigError, match=r"run\.seed is 0 in the run and 5 here"):
+        resumed(folder, [], {})
+
+
+def test_a_text_may_have_moved(tmp_path: Path) -> None:
+    """Where it lies is free, what it is is not: `check_same` compares that."""
+    given, _, notes = resumed(stored(tmp_path), [], {"data": "/elsewhere/text.txt"})
+    assert given.data.path == "/elsewhere/text.txt"
+    assert notes == ["data.path: /elsewhere/text.txt from here on, none before"]
 
 
 def test_a_run_that_is_done_or_was_never_begun_is_refused(tmp_path: Path) -> None:
