@@ -73,7 +73,8 @@ def tasks(draw: st.DrawFn) -> tuple[Task, int]:
         context=draw(st.integers(1, 6)),
         layers=draw(st.integers(1, 2)),
         heads=heads,
-        width=heads * draw(st.integers(1, 4)),
+        # A norm over two features gives ±1 whatever they are: the gradient through it is rounding.
+        width=heads * draw(st.integers(4 // heads + (4 % heads > 0), 5)),
         dropout=draw(st.sampled_from([0.0, 0.3])),
         tied=draw(st.booleans()),
         std=0.3,  # wide enough that no gradient is so small that AdamW steps by its rounding
@@ -90,6 +91,7 @@ def tasks(draw: st.DrawFn) -> tuple[Task, int]:
     return task, draw(st.integers(1, 5))
 
 
+@pytest.mark.timeout(600)  # the deep profile draws hundreds
 @given(drawn=tasks())
 def test_any_model_batch_and_layout(drawn: tuple[Task, int]) -> None:
     task, size = drawn
