@@ -28,6 +28,7 @@ TABLE: dict[str, dict[str, Row]] = {
     # A thread is woken for each message that it waits for, so few messages are best.
     "threads": {
         "all_reduce": ((SMALL, "doubling"), (_NEVER, "halving")),
+        "all_reduce of two": ((_NEVER, "doubling"),),
         "reduce_scatter": ((_NEVER, "ring"),),
         "all_gather": ((SMALL, "bruck"), (_NEVER, "ring")),
         **_COMMON,
@@ -35,6 +36,7 @@ TABLE: dict[str, dict[str, Row]] = {
     # A process that waits asks all the time, so it is best to wait rarely.
     "mpi": {
         "all_reduce": ((SMALL, "doubling"), (1 << 18, "halving"), (_NEVER, "pairwise")),
+        "all_reduce of two": ((1 << 16, "doubling"), (_NEVER, "pairwise")),
         "reduce_scatter": ((_NEVER, "pairwise"),),
         "all_gather": ((SMALL, "bruck"), (_NEVER, "pairwise")),
         **_COMMON,
@@ -77,6 +79,8 @@ def choose(
     size = group.size
     if operation == "all_reduce" and nbytes > SMALL and group.spans_nodes:
         return "hierarchical"
+    if operation == "all_reduce" and size == 2:
+        operation = "all_reduce of two"  # for which doubling, too, sends the fewest bytes
     for limit, name in TABLE[group.transport.kind][operation]:
         if nbytes <= limit:
             # Halving sends more than the fewest bytes if the size is no power of two.

@@ -13,6 +13,7 @@ from minitrain.comm.errors import DeadlockError, RankFailedError
 
 if TYPE_CHECKING:
     from minitrain.comm.threads import ThreadTransport
+    from minitrain.comm.transport import Combine
 
 RUNNABLE = 64
 """More threads than this that all want to run spend their time fighting for the interpreter."""
@@ -36,7 +37,18 @@ class Key(NamedTuple):
 class Message:
     """Either end of a message; a send has an array, a receive may have room or a likeness."""
 
-    __slots__ = ("array", "error", "finished", "given", "key", "like", "match", "owner", "room")
+    __slots__ = (
+        "array",
+        "combine",
+        "error",
+        "finished",
+        "given",
+        "key",
+        "like",
+        "match",
+        "owner",
+        "room",
+    )
 
     def __init__(self, owner: ThreadTransport, key: Key, array: Array = None) -> None:
         self.owner = owner
@@ -44,6 +56,7 @@ class Message:
         self.array = array  # a send: what travels; a receive: what has come
         self.given = False  # a send: the array is a copy, for the receiver to keep
         self.room: Array = None  # a receive: the array to receive into
+        self.combine: Combine | None = None  # a receive: what fills the room, instead of a copy
         self.like: Array = None  # a receive without room: what must come, if that is known
         self.match: Message | None = None  # a receive: the send that its owner is to copy from
         self.finished = False

@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 from minitrain.array import Array, from_host, namespace
 from minitrain.comm import device, report
-from minitrain.comm.transport import DTYPES
+from minitrain.comm.transport import DTYPES, Combine
 
 _MAGIC = 0x6D696E69_74720000
 
@@ -66,12 +66,26 @@ class Sent:
 class Receiving:
     """A message of known size, received into the caller's memory."""
 
-    __slots__ = ("_left", "_requests", "_room", "address", "array", "error", "peer")
+    __slots__ = (
+        *("_combine", "_landing", "_left", "_requests", "_room"),
+        *("address", "array", "error", "peer"),
+    )
     verb = "receive from"
 
-    def __init__(self, out: Array, room: Array, source: int, address: Address, limit: int) -> None:
-        """room: where MPI writes to; out itself, or host memory for it."""
+    def __init__(
+        self,
+        out: Array,
+        landing: Array,
+        room: Array,
+        source: int,
+        address: Address,
+        limit: int,
+        combine: Combine | None,
+    ) -> None:
+        """landing: out itself, or memory beside it to combine from; room: it, or the host's."""
         self.array = out
+        self._landing = landing
+        self._combine = combine
         self.error: Exception | None = None
         self.peer = source
         self.address = address
@@ -95,10 +109,12 @@ class Receiving:
         return True
 
     def _settle(self) -> None:
-        if self._room is not self.array:
-            device.settle(self._room, self.array)
+        if self._room is not self._landing:
+            device.settle(self._room, self._landing)
         if self._left:
             self.error = _too_short(self.array, self.peer, self._left)
+        elif self._combine is not None:
+            self._combine(self._landing, self.array)
 
 
 class Exchanging:
@@ -107,16 +123,26 @@ class Exchanging:
     Both in one object take half the time of two, which is what counts for small messages.
     """
 
-    __slots__ = ("_receive", "_send", "address", "array", "error", "peer")
+    __slots__ = ("_combine", "_landing", "_receive", "_send", "address", "array", "error", "peer")
     verb = "exchange with"
 
-    def __init__(self, x: Array, dest: int, out: Array, source: int, address: Address) -> None:
+    def __init__(
+        self,
+        x: Array,
+        dest: int,
+        out: Array,
+        source: int,
+        address: Address,
+        combine: Combine | None,
+    ) -> None:
         comm, tag, _ = address
+        self._combine = combine
+        self._landing = out if combine is None else np.empty_like(out)
         self.array = out
         self.error: Exception | None = None
         self.peer = source
         self.address = address
-        self._receive: MPI.Request | None = comm.Irecv(_whole(out), source, tag)
+        self._receive: MPI.Request | None = comm.Irecv(_whole(self._landing), source, tag)
         self._send: MPI.Request | None = comm.Isend(_whole(x), dest, tag)
 
     @property
@@ -129,6 +155,8 @@ class Exchanging:
             left = self.array.nbytes - _STATUS.Get_count(_BYTE)
             if left:
                 self.error = _too_short(self.array, self.peer, left)
+            elif self._combine is not None:
+                self._combine(self._landing, self.array)
         if self._send is not None:
             if not self._send.Test():
                 return False

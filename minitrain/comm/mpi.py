@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 from mpi4py import MPI
 
-from minitrain.array import Array
+from minitrain.array import Array, namespace
 from minitrain.comm import device, report
 from minitrain.comm.abort import abort
 from minitrain.comm.message import (
@@ -30,7 +30,7 @@ from minitrain.comm.message import (
 )
 from minitrain.comm.options import Options
 from minitrain.comm.run import core_numbers
-from minitrain.comm.transport import Request, Transport
+from minitrain.comm.transport import Combine, Request, Transport
 
 if TYPE_CHECKING:
     from minitrain.comm.peers import Peers
@@ -119,14 +119,21 @@ class MPITransport(Transport):
         return Sent()
 
     def receive(
-        self, out: Array | None, source: int, route: Address, *, like: Array | None = None
+        self,
+        out: Array | None,
+        source: int,
+        route: Address,
+        *,
+        like: Array | None = None,
+        combine: Combine | None = None,
     ) -> Request:
         """See `Transport.receive`."""
         if out is not None:
-            room = out
+            landing = out if combine is None else namespace(out).empty_like(out)
+            room = landing
             if not isinstance(out, np.ndarray):
-                room = device.room_for(out, self._options.cuda_aware)
-            return Receiving(out, room, source, route, self.limit)
+                room = device.room_for(landing, self._options.cuda_aware)
+            return Receiving(out, landing, room, source, route, self.limit, combine)
         probing = Probing(source, route, self.limit, like)
         key = source, route.channel
         before = self._probing.get(key)
@@ -136,13 +143,19 @@ class MPITransport(Transport):
         return probing
 
     def exchange(
-        self, x: Array, dest: int, out: Array, source: int, route: Address
+        self,
+        x: Array,
+        dest: int,
+        out: Array,
+        source: int,
+        route: Address,
+        combine: Combine | None = None,
     ) -> Sequence[Request]:
         """See `Transport.exchange`."""
         small = x.nbytes < self.limit and out.nbytes < self.limit
         if small and isinstance(x, np.ndarray):
-            return (Exchanging(x, dest, out, source, route),)
-        return super().exchange(x, dest, out, source, route)
+            return (Exchanging(x, dest, out, source, route, combine),)
+        return super().exchange(x, dest, out, source, route, combine)
 
     def wait(self, pending: Sequence[Sequence[Request]]) -> None:
         """See `Transport.wait`. MPI has no other way to wait for some of several than to ask."""

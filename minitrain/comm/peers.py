@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from minitrain.array import Array
 from minitrain.comm.ledger import Record
-from minitrain.comm.transport import Request, Route
+from minitrain.comm.transport import Combine, Request, Route
 
 if TYPE_CHECKING:
     from minitrain.comm.group import Group
@@ -66,16 +66,29 @@ class Peers:
                 self._count("control", receiver, extra)
         return self._transport.send(x, receiver, self.route, copy=copy, header=header)
 
-    def receive(self, out: Array | None, source: int, *, like: Array | None = None) -> Request:
-        """Start to receive into out, or, with None, what the header or `like` tells."""
-        return self._transport.receive(out, self._world[source], self.route, like=like)
+    def receive(
+        self,
+        out: Array | None,
+        source: int,
+        *,
+        like: Array | None = None,
+        combine: Combine | None = None,
+    ) -> Request:
+        """Start to receive into out, or, with None, what a header or `like` tells.
 
-    def exchange(self, x: Array, dest: int, out: Array, source: int) -> Sequence[Request]:
+        combine: what fills out with what has come, instead of a copy; see `Transport.receive`.
+        """
+        world_rank = self._world[source]
+        return self._transport.receive(out, world_rank, self.route, like=like, combine=combine)
+
+    def exchange(
+        self, x: Array, dest: int, out: Array, source: int, combine: Combine | None = None
+    ) -> Sequence[Request]:
         """Receive into out from one member and send x to another (or the same), at once."""
         world, transport = self._world, self._transport
         if transport.ledgers:
             self._count(self.purpose, world[dest], x.nbytes)
-        return transport.exchange(x, world[dest], out, world[source], self.route)
+        return transport.exchange(x, world[dest], out, world[source], self.route, combine)
 
     def _count(self, purpose: str, receiver: int, nbytes: int) -> None:
         record = Record(self.op, self.algorithm, self.group.axis, purpose, receiver)

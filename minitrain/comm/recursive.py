@@ -17,6 +17,7 @@ in MPICH", sections 4.1 to 4.5; the scan is Hillis and Steele 1986, "Data parall
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import cycle
 
 from minitrain.array import Array, namespace
 from minitrain.comm.operation import Steps
@@ -52,21 +53,25 @@ def all_reduce_doubling(peers: Peers, x: Array, out: Array, op: Reduction) -> St
     Both partners compute lower op higher, so that they go on with the same bits.
     """
     core, rank = _core(peers.rank, peers.size), peers.rank
-    op.copy(x, out)
     if core.sits_out:
-        yield (peers.send(out, rank - 1),)
+        yield (peers.send(x, rank - 1),)
         yield (peers.receive(out, rank - 1),)
         return
-    scratch = namespace(x).empty_like(out)
+    rooms = cycle((out, namespace(x).empty_like(out)))
+    have = x  # what this rank sends, so that it must receive elsewhere
     if core.stands_in:
-        yield (peers.receive(scratch, rank + 1),)
-        op(out, scratch, out)
+        room = next(rooms)
+        yield (peers.receive(room, rank + 1, combine=op.joining(have)),)
+        have = room
     distance = 1
     while distance < core.size:
-        partner = core.first(core.number ^ distance)
-        yield peers.exchange(out, partner, scratch, partner)
-        op(scratch, out, out) if partner < rank else op(out, scratch, out)
+        partner, room = core.first(core.number ^ distance), next(rooms)
+        combine = op.joining(have, first=rank < partner)
+        yield peers.exchange(have, partner, room, partner, combine)
+        have = room
         distance *= 2
+    if have is not out:
+        op.copy(have, out)
     if core.stands_in:
         yield (peers.send(out, rank + 1),)
 
@@ -119,10 +124,8 @@ def _halve(peers: Peers, core: _Core, x: Pieces, out: Pieces, op: Reduction) -> 
         yield (peers.send(x.flat, peers.rank - 1),)
         return
     if core.stands_in:
-        yield (peers.receive(out.flat, peers.rank + 1),)
-        op(out.flat, x.flat, out.flat)
+        yield (peers.receive(out.flat, peers.rank + 1, combine=op.joining(x.flat)),)
         have = out
-    scratch = namespace(x.flat).empty_like(out.flat)
     low, high = 0, core.size
     while high - low > 1:
         middle = (low + high) // 2
@@ -131,9 +134,8 @@ def _halve(peers: Peers, core: _Core, x: Pieces, out: Pieces, op: Reduction) -> 
         partner = core.first(core.number + (given[0] - low))
         kept = core.first(low), core.first(high)
         leaving = have.span(core.first(given[0]), core.first(given[1]))
-        coming = scratch[: out.span(*kept).size]
-        yield peers.exchange(leaving, partner, coming, partner)
-        op(have.span(*kept), coming, out.span(*kept))
+        combine = op.joining(have.span(*kept))
+        yield peers.exchange(leaving, partner, out.span(*kept), partner, combine)
         have = out
     if have is x:
         op.copy(x.flat, out.flat)  # a group of one

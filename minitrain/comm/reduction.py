@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from minitrain.array import Array, accumulator
+from minitrain.comm.transport import Combine
 
 _FUNCTIONS = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
 _HALVES = ("float16", "bfloat16")
@@ -41,6 +42,12 @@ class Reduction:
     def __call__(self, a: Array, b: Array, out: Array) -> None:
         """out = a op b."""
         self._function(a, b, out=out)
+
+    def joining(self, mine: Array, *, first: bool = True) -> Combine:
+        """For what arrives: out = mine op it, or, if mine is not to be first, it op mine."""
+        if first:
+            return lambda came, out: self(mine, came, out)
+        return lambda came, out: self(came, mine, out)
 
     def copy(self, x: Array, out: Array) -> None:
         """out = x, where a reduction begins."""

@@ -32,8 +32,8 @@ def reduce_scatter(peers: Peers, x: Pieces, out: Pieces, op: Reduction) -> Steps
     op.copy(x[left], out[left])
     for step in range(1, n):
         leaving, coming = (rank - step) % n, (rank - step - 1) % n
-        yield peers.exchange(out[leaving], right, out[coming], left)
-        op(out[coming], x[coming], out[coming])
+        combine = op.joining(x[coming])
+        yield peers.exchange(out[leaving], right, out[coming], left, combine)
 
 
 def all_gather(peers: Peers, out: Pieces) -> Steps:

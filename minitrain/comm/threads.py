@@ -22,7 +22,7 @@ from minitrain.array import Array, namespace
 from minitrain.comm import device, report
 from minitrain.comm.errors import MismatchError
 from minitrain.comm.mailbox import Key, Message, Tag, World
-from minitrain.comm.transport import Request, Transport
+from minitrain.comm.transport import Combine, Request, Transport
 
 if TYPE_CHECKING:
     from minitrain.comm.peers import Peers
@@ -80,12 +80,20 @@ class ThreadTransport(Transport):
         return message
 
     def receive(
-        self, out: Array | None, source: int, route: Tag, *, like: Array | None = None
+        self,
+        out: Array | None,
+        source: int,
+        route: Tag,
+        *,
+        like: Array | None = None,
+        combine: Combine | None = None,
     ) -> Message:
         """See `Transport.receive`."""
         world = self.world
+        if out is not None:
+            device.synchronise(out)  # and what it is combined with
         receive = Message(self, Key(source, self.rank, route))
-        receive.room, receive.like = out, like
+        receive.room, receive.like, receive.combine = out, like, combine
         with world.lock:
             world.check()
             message = world.take(world.sent, receive.key)
@@ -105,7 +113,7 @@ class ThreadTransport(Transport):
                 f"{message.key.source}, which sent {report.array(x)}"
             )
         elif room is not None:
-            namespace(x).copyto(room, x)
+            (receive.combine or _copy)(x, room)
             receive.array = room
         else:
             receive.array = x if message.given else x.copy()
@@ -116,11 +124,17 @@ class ThreadTransport(Transport):
                 end.owner.stir()
 
     def exchange(
-        self, x: Array, dest: int, out: Array, source: int, route: Tag
+        self,
+        x: Array,
+        dest: int,
+        out: Array,
+        source: int,
+        route: Tag,
+        combine: Combine | None = None,
     ) -> Sequence[Message]:
         """See `Transport.exchange`. Sent first, so that the other can copy while this one does."""
         message = self.send(x, dest, route, copy=False, header=False)
-        return message, self.receive(out, source, route)
+        return message, self.receive(out, source, route, combine=combine)
 
     def stir(self) -> None:
         """If this rank sleeps and has something to do, wake it; the caller holds the lock."""
@@ -183,6 +197,10 @@ class ThreadTransport(Transport):
     def header_bytes(self, x: Array) -> int:
         """See `Transport.header_bytes`."""
         return 0
+
+
+def _copy(came: Array, out: Array) -> None:
+    namespace(came).copyto(out, came)
 
 
 def thread_world(size: int, synchronous: bool = False, nodes: Sequence[int] = ()) -> World:

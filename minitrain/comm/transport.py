@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import ml_dtypes
@@ -38,6 +38,10 @@ Route: TypeAlias = Any
 
 Messages of one route and sender arrive in the order in which they were sent.
 """
+
+
+Combine: TypeAlias = Callable[[Array, Array], None]
+"""combine(came, out) puts into out what comes of a message that has arrived: a reduction."""
 
 
 class Request(Protocol):
@@ -105,21 +109,35 @@ class Transport(ABC):
 
     @abstractmethod
     def receive(
-        self, out: Array | None, source: int, route: Route, *, like: Array | None = None
+        self,
+        out: Array | None,
+        source: int,
+        route: Route,
+        *,
+        like: Array | None = None,
+        combine: Combine | None = None,
     ) -> Request:
         """Start to receive a message.
 
         out: the contiguous array to receive into; the message must have its size, and no header.
             None: a new array, as the header tells.
         like: instead of out, what the new array must look like; with or without a header.
+        combine: instead of a copy, what fills out, as soon as the message is here. So out must not
+            be in use for anything else meanwhile; where memory is shared, nothing is copied.
         """
 
     def exchange(
-        self, x: Array, dest: int, out: Array, source: int, route: Route
+        self,
+        x: Array,
+        dest: int,
+        out: Array,
+        source: int,
+        route: Route,
+        combine: Combine | None = None,
     ) -> Sequence[Request]:
         """Receive into out from one rank and send x to another (or the same), at once."""
         return (
-            self.receive(out, source, route),
+            self.receive(out, source, route, combine=combine),
             self.send(x, dest, route, copy=False, header=False),
         )
 

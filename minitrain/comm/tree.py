@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from minitrain.array import Array, namespace
+from minitrain.array import Array
 from minitrain.comm import ring
 from minitrain.comm.operation import Steps
 from minitrain.comm.peers import Peers
@@ -54,13 +54,12 @@ def reduce(peers: Peers, x: Array, out: Array, root: int, op: Reduction) -> Step
     """
     n = peers.size
     here = (peers.rank - root) % n
-    scratch = namespace(x).empty_like(out)
     op.copy(x, out)
     bit = 1
     while bit < n and not here & bit:
         if here + bit < n:
-            yield (peers.receive(scratch, (here + bit + root) % n),)
-            op(out, scratch, out)
+            child = (here + bit + root) % n
+            yield (peers.receive(out, child, combine=op.joining(out)),)
         bit <<= 1
     if here:
         yield (peers.send(out, (here - bit + root) % n),)
