@@ -1,22 +1,17 @@
-"""MPI messages: an array's bytes in one or more parts, with or without a header at the end.
-
-A part of the full length is followed by another, maybe an empty one; a shorter part is the last.
-So a receiver that does not know the size finds the end, whether or not a header follows the array.
-"""
+"""MPI messages on their way: each is asked whether it is done, which is what moves it along."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
-from minitrain.array import Array, from_host, namespace
+from minitrain.array import Array
 from minitrain.comm import device, report
-from minitrain.comm.transport import DTYPES, Combine
-
-_MAGIC = 0x6D696E69_74720000
+from minitrain.comm.transport import Combine
+from minitrain.comm.wire import as_bytes, decoded, parts
 
 
 class Address(NamedTuple):
@@ -225,48 +220,6 @@ def _too_short(expected: Array, source: int, missing: int) -> ValueError:
     )
 
 
-def as_bytes(x: Array) -> Any:
-    """The memory of a contiguous array, as a view."""
-    return (x if x.ndim == 1 else x.reshape(-1)).view(np.uint8)
-
-
 def _whole(x: Array) -> Any:
     """A small array's bytes as mpi4py takes them fastest; it cannot read the memory of bfloat16."""
     return as_bytes(x) if x.dtype.kind == "V" else [x, x.nbytes, _BYTE]
-
-
-def parts(data: Any, limit: int) -> Sequence[Any]:
-    """data cut for MPI; a last part is shorter than the limit, if need be empty."""
-    if data.size < limit:
-        return (data,)
-    return [data[start : start + limit] for start in range(0, data.size + 1, limit)]
-
-
-def header_of(x: Array) -> Any:
-    """What tells a receiver the shape and dtype of x, as bytes."""
-    mark = _MAGIC | DTYPES.index(x.dtype) << 8 | x.ndim
-    return np.array([*x.shape, mark], np.int64).view(np.uint8)
-
-
-def decoded(data: Any, like: Array | None, source: int) -> Array:
-    """The array that a message's bytes hold, which must look like `like` if that is given.
-
-    Raises:
-        ValueError: it does not, or neither a header nor `like` tells its shape.
-    """
-    if like is not None and data.size == like.nbytes:
-        return from_host(data.view(like.dtype).reshape(like.shape), namespace(like))
-    mark = int.from_bytes(data[-8:].tobytes(), "little")
-    if data.size < 8 or mark & ~0xFFFF != _MAGIC:
-        expected = "`like` is missing" if like is None else f"{report.array(like)} was expected"
-        raise ValueError(f"rank {source} sent {data.size} bytes without a header, and {expected}")
-    end = data.size - 8 * (1 + (mark & 0xFF))
-    shape = tuple(int(n) for n in data[end:-8].copy().view(np.int64))
-    x = data[:end].view(DTYPES[mark >> 8 & 0xFF]).reshape(shape)
-    if like is None:
-        return x
-    if x.shape != like.shape or x.dtype != like.dtype:
-        raise ValueError(
-            f"expected {report.array(like)} from rank {source}, which sent {report.array(x)}"
-        )
-    return from_host(x, namespace(like))

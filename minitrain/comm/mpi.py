@@ -18,19 +18,11 @@ from mpi4py import MPI
 from minitrain.array import Array, namespace
 from minitrain.comm import device, report
 from minitrain.comm.abort import abort
-from minitrain.comm.message import (
-    Address,
-    Exchanging,
-    Probing,
-    Receiving,
-    Sending,
-    Sent,
-    as_bytes,
-    header_of,
-)
+from minitrain.comm.message import Address, Exchanging, Probing, Receiving, Sending, Sent
 from minitrain.comm.options import Options
 from minitrain.comm.run import core_numbers
 from minitrain.comm.transport import Combine, Request, Transport
+from minitrain.comm.wire import as_bytes, header_of
 
 if TYPE_CHECKING:
     from minitrain.comm.peers import Peers

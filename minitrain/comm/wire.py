@@ -1,0 +1,61 @@
+"""How an array becomes bytes and is read again: MPI knows too few dtypes, and pickle is none of ours.
+
+A message is an array's bytes, and with a header the header after them, in one or more parts. A
+part of the full length is followed by another, maybe an empty one; a shorter part is the last. So
+a receiver that does not know the size finds the end, whether or not there is a header.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from minitrain.array import Array, from_host, namespace
+from minitrain.comm import report
+from minitrain.comm.transport import DTYPES
+
+_MAGIC = 0x6D696E69_74720000
+
+
+def as_bytes(x: Array) -> Any:
+    """The memory of a contiguous array, as a view."""
+    return (x if x.ndim == 1 else x.reshape(-1)).view(np.uint8)
+
+
+def parts(data: Any, limit: int) -> Sequence[Any]:
+    """data cut for MPI; a last part is shorter than the limit, if need be empty."""
+    if data.size < limit:
+        return (data,)
+    return [data[start : start + limit] for start in range(0, data.size + 1, limit)]
+
+
+def header_of(x: Array) -> Any:
+    """What tells a receiver the shape and dtype of x, as bytes."""
+    mark = _MAGIC | DTYPES.index(x.dtype) << 8 | x.ndim
+    return np.array([*x.shape, mark], np.int64).view(np.uint8)
+
+
+def decoded(data: Any, like: Array | None, source: int) -> Array:
+    """The array that a message's bytes hold, which must look like `like` if that is given.
+
+    Raises:
+        ValueError: it does not, or neither a header nor `like` tells its shape.
+    """
+    if like is not None and data.size == like.nbytes:
+        return from_host(data.view(like.dtype).reshape(like.shape), namespace(like))
+    mark = int.from_bytes(data[-8:].tobytes(), "little")
+    if data.size < 8 or mark & ~0xFFFF != _MAGIC:
+        expected = "`like` is missing" if like is None else f"{report.array(like)} was expected"
+        raise ValueError(f"rank {source} sent {data.size} bytes without a header, and {expected}")
+    end = data.size - 8 * (1 + (mark & 0xFF))
+    shape = tuple(int(n) for n in data[end:-8].copy().view(np.int64))
+    x = data[:end].view(DTYPES[mark >> 8 & 0xFF]).reshape(shape)
+    if like is None:
+        return x
+    if x.shape != like.shape or x.dtype != like.dtype:
+        raise ValueError(
+            f"expected {report.array(like)} from rank {source}, which sent {report.array(x)}"
+        )
+    return from_host(x, namespace(like))
