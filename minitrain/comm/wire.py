@@ -1,4 +1,4 @@
-"""How an array becomes bytes and is read again: MPI knows too few dtypes, and pickle is none of ours.
+"""How an array becomes bytes and is read again: MPI lacks dtypes of ours, and nothing is pickled.
 
 A message is an array's bytes, and with a header the header after them, in one or more parts. A
 part of the full length is followed by another, maybe an empty one; a shorter part is the last. So
