@@ -48,7 +48,8 @@ def train(given: Given, ranks: Ranks, run_dir: str | None, resume: bool, as_json
 
 def _run(ranks: Ranks, run: Run) -> Outcome:
     """Do the run; what its user can mend is said in a line, and a fault of ours in a traceback."""
-    from minitrain.train.checkpoint import CheckpointError, WriteError
+    from minitrain.train.checkpoint import CheckpointError
+    from minitrain.train.disk import WriteError
     from minitrain.train.folder import FolderError
     from minitrain.train.step import TrainingError
 

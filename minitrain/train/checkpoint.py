@@ -11,7 +11,6 @@ disk, and renamed. Only then is it called step-NNNNNN, and only such folders are
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
@@ -25,16 +24,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from minitrain.array import Array, to_host
+from minitrain.train.disk import WriteError, flush
 
 _NAME = re.compile(r"step-(\d{6,})$")
 
 
 class CheckpointError(ValueError):
     """A checkpoint that is not whole, or is of another model."""
-
-
-class WriteError(ValueError):
-    """What a run writes does not reach the disk."""
 
 
 @dataclass(frozen=True)
@@ -243,12 +239,3 @@ def step_of(path: Path) -> int:
     if match is None:
         raise CheckpointError(f"{path} is not called step-NNNNNN, as a checkpoint is")
     return int(match[1])
-
-
-def flush(path: Path) -> None:
-    """Have the system write a file or folder to the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

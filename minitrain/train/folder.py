@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from minitrain.train.checkpoint import flush
+from minitrain.train.disk import replace_text
 
 RUNS = Path("runs")
 _NUMBERED = re.compile(r"(\d{4,})-")
@@ -81,15 +81,6 @@ class RunFolder:
 
     def _refusal(self, error: OSError) -> FolderError:
         return FolderError(f"cannot write to {self.path}: {error.strerror}; take another --run-dir")
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Give a file another content, at once: whoever reads it, or comes after a crash, sees the old
-    one or the new."""
-    temporary = path.with_name(f".{path.name}.part")
-    temporary.write_text(text, encoding="utf-8")
-    flush(temporary)
-    temporary.replace(path)
 
 
 def next_free(preset: str, runs: Path = RUNS) -> RunFolder:

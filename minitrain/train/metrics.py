@@ -17,8 +17,7 @@ from minitrain.comm.group import Group
 from minitrain.comm.ledger import Ledger
 from minitrain.comm.transport import PURPOSES
 from minitrain.nn.families import Config, declare
-from minitrain.train.checkpoint import WriteError
-from minitrain.train.folder import replace_text
+from minitrain.train.disk import WriteError, replace_text
 
 
 class MetricsFile:

@@ -26,7 +26,7 @@ SMALL = ("--preset", "nano", "--layers", "1", "--warmup", "2", "--data", "text.t
 BROKEN = """
 import os, sys, signal
 from minitrain.train.step import Stepper
-from minitrain.train import checkpoint
+from minitrain.train import disk
 from minitrain_cli.main import main
 step = Stepper.step
 def broken(stepper, batch):
@@ -93,7 +93,7 @@ def test_bad_input_is_said_once_and_is_status_2(folder: Path, args: list[str], w
         ("raise ValueError('a fault of ours')", "ValueError: a fault of ours", 1),
         ("os.kill(os.getpid(), signal.SIGKILL)", "", None),
         (
-            "raise checkpoint.WriteError('cannot write: No space left')",
+            "raise disk.WriteError('cannot write: No space left')",
             "rank 1: minitrain: cannot write: No space left",
             1,
         ),

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from minitrain.train.folder import FolderError, RunFolder, newest, next_free, replace_text
+from minitrain.train.disk import replace_text
+from minitrain.train.folder import FolderError, RunFolder, newest, next_free
 
 
 def test_runs_are_numbered_one_above_the_highest(tmp_path: Path) -> None:

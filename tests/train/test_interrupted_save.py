@@ -16,10 +16,10 @@ from some_checkpoint import about, some
 
 from minitrain.train import checkpoint
 from minitrain.train.checkpoint import (
-    WriteError,
     newest,
     save,
 )
+from minitrain.train.disk import WriteError
 
 KILLED = """
     import os, sys, pathlib, shutil

@@ -14,7 +14,7 @@ from minitrain.comm import Group, run_ranks
 from minitrain.parallel.compose import ParallelModel
 from minitrain.parallel.flat import Flat
 from minitrain.train import loop
-from minitrain.train.checkpoint import WriteError
+from minitrain.train.disk import WriteError
 from minitrain.train.folder import FolderError
 from minitrain.train.step import TrainingError
 
