@@ -37,3 +37,25 @@ def test_data_parallelism_gives_the_same_losses_and_sends_what_the_formula_says(
     assert losses[-1][0] < losses[0][0]
     sent, formula = (int(n) for n in re.findall(r": +(\d+)$", text, re.M))
     assert sent == formula > 0
+
+
+def test_tensor_parallelism_shows_who_holds_what_and_what_was_sent(tmp_path: Path) -> None:
+    text = output("tensor_parallel.py", tmp_path)
+    losses = [list(map(float, line.split()[1:])) for line in text.splitlines()[1:5]]
+    assert all(one == pytest.approx(four, rel=1e-12) for one, four in losses)
+    assert "attention.qkv.weight   (24, 3, 6, 4)     : : 0:2 :       : : 2:4 :" in text
+    sent = re.findall(r"^(?:10 all-reduces of b·s·h|the loss.*token) +(\d+) +(\d+)$", text, re.M)
+    assert len(sent) == 2
+    assert all(measured == formula for measured, formula in sent)
+
+
+def test_sequence_parallelism_sends_the_same_bytes_and_holds_less(tmp_path: Path) -> None:
+    text = output("sequence_parallel.py", tmp_path)
+    losses = [list(map(float, line.split()[1:])) for line in text.splitlines()[1:4]]
+    assert all(row == pytest.approx([row[0]] * 3, rel=1e-12) for row in losses)
+    sent = [
+        tuple(map(int, pair)) for pair in re.findall(r"^activation .* (\d+) +(\d+)$", text, re.M)
+    ]
+    assert sum(tp for tp, _ in sent) == sum(sp for _, sp in sent) > 0
+    held = [float(line.split()[1]) for line in text.splitlines()[-2:]]
+    assert held[1] < held[0]
