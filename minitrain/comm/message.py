@@ -131,14 +131,19 @@ class Exchanging:
         combine: Combine | None,
     ) -> None:
         comm, tag, _ = address
+        landing = out if combine is None else np.empty_like(out)
+        if x.dtype.kind == "V":  # mpi4py cannot read the memory of bfloat16
+            self._receive: MPI.Request | None = comm.Irecv(as_bytes(landing), source, tag)
+            self._send: MPI.Request | None = comm.Isend(as_bytes(x), dest, tag)
+        else:
+            self._receive = comm.Irecv([landing, landing.nbytes, _BYTE], source, tag)
+            self._send = comm.Isend([x, x.nbytes, _BYTE], dest, tag)
         self._combine = combine
-        self._landing = out if combine is None else np.empty_like(out)
+        self._landing = landing
         self.array = out
         self.error: Exception | None = None
         self.peer = source
         self.address = address
-        self._receive: MPI.Request | None = comm.Irecv(_whole(self._landing), source, tag)
-        self._send: MPI.Request | None = comm.Isend(_whole(x), dest, tag)
 
     @property
     def done(self) -> bool:
@@ -218,8 +223,3 @@ def _too_short(expected: Array, source: int, missing: int) -> ValueError:
     return ValueError(
         f"expected {report.array(expected)} from rank {source}, which sent {missing} bytes less"
     )
-
-
-def _whole(x: Array) -> Any:
-    """A small array's bytes as mpi4py takes them fastest; it cannot read the memory of bfloat16."""
-    return as_bytes(x) if x.dtype.kind == "V" else [x, x.nbytes, _BYTE]

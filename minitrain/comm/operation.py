@@ -69,8 +69,9 @@ class Operation:
     def _finish(self) -> None:
         self.done = True
         self._pending = ()
-        if self in self._transport.active:
-            self._transport.active.remove(self)
+        active = self._transport.active
+        if active and self in active:
+            active.remove(self)
 
 
 def progress(transport: Transport) -> None:

@@ -17,7 +17,6 @@ in MPICH", sections 4.1 to 4.5; the scan is Hillis and Steele 1986, "Data parall
 from __future__ import annotations
 
 from functools import lru_cache
-from itertools import cycle
 
 from minitrain.array import Array, namespace
 from minitrain.comm.operation import Steps
@@ -57,16 +56,15 @@ def all_reduce_doubling(peers: Peers, x: Array, out: Array, op: Reduction) -> St
         yield (peers.send(x, rank - 1),)
         yield (peers.receive(out, rank - 1),)
         return
-    rooms = cycle((out, namespace(x).empty_like(out)))
-    have = x  # what this rank sends, so that it must receive elsewhere
+    have = x
     if core.stands_in:
-        room = next(rooms)
-        yield (peers.receive(room, rank + 1, combine=op.joining(have)),)
-        have = room
+        yield (peers.receive(out, rank + 1, combine=op.joining(x)),)
+        have = out
     distance = 1
     while distance < core.size:
-        partner, room = core.first(core.number ^ distance), next(rooms)
+        partner = core.first(core.number ^ distance)
         combine = op.joining(have, first=rank < partner)
+        room = namespace(x).empty_like(out) if have is out else out  # what is sent stays as it is
         yield peers.exchange(have, partner, room, partner, combine)
         have = room
         distance *= 2
