@@ -13,7 +13,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from minitrain.comm import LauncherError
+from minitrain.comm import LauncherError, worlds
 from minitrain.comm.launch import Launch
 from minitrain_cli import main as script
 from minitrain_cli.main import COMMANDS, main
@@ -118,6 +118,8 @@ def test_where_mpi4py_is_missing_the_way_to_it_is_told(monkeypatch: pytest.Monke
     assert (result.exit_code, result.stderr) == (2, line)
     monkeypatch.setenv("PMI_SIZE", "2")
     monkeypatch.setitem(sys.modules, "mpi4py", None)
+    # Another test may have asked for the world of this process, which is made once.
+    monkeypatch.setattr(worlds, "_transport", worlds._transport.__wrapped__)
     result = CliRunner().invoke(main, ["verify", "dp2"])
     assert result.exit_code == 2
     assert result.stderr.count("\n") == 1
