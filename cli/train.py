@@ -108,6 +108,7 @@ def _prepare(given: Given, ranks: Ranks, run_dir: str | None, resume: bool) -> R
 
 def _rank(group: Group, run: Run) -> Outcome:
     """What each rank does."""
+    from minitrain.parallel import Mesh
     from minitrain.train.checkpoint import step_of
     from minitrain.train.loop import train as train_run
 
@@ -118,7 +119,7 @@ def _rank(group: Group, run: Run) -> Outcome:
     done = step_of(run.start) if run.start else 0
     unit = "byte" if run.corpus.tokenizer.spec == "byte" else "token"
     with RunProgress(run.config.run.steps, done, unit) as progress:
-        for line in _introduction(run):
+        for line in (*_introduction(run), *Mesh(group, run.layout).advice()):
             progress.say(line)
         return train_run(group, run, progress)
 

@@ -4,9 +4,13 @@ Sharded:     the residual stream, norms' outputs, dropout: positions, over the t
 Replicated:  norms, biases added after a sum, positions' table: their gradients are partial sums
 Forward:     each all-reduce becomes a reduce-scatter where it was, and an all-gather before the
              next consumer: the same bytes
-Backward:    the mirror image: reduce-scatter for all-gather, all-gather for reduce-scatter
+Backward:    the mirror image: reduce-scatter for all-gather, all-gather for reduce-scatter; once a
+             step an all-reduce of the gradients of what is replicated
 Equals serial because: norms, dropout and sums of streams treat each position by itself.
 Paper:       Korthikanti et al. 2022, "Reducing activation recomputation", section 4.2
+
+What was gathered is kept for the backward. The paper keeps the rank's own part of it and gathers
+once more there, for (t-1)/t·b·s·h elements to send for each column linear's input.
 """
 
 from __future__ import annotations

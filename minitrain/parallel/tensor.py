@@ -4,7 +4,8 @@ Sharded:     weights of attention and MLPs by heads and features; table, head an
 Replicated:  norms, biases added after a sum, positions; the residual stream
 Forward:     all-reduce of b·s·h after attention and after the MLP of each layer, one after the
              embedding; the loss: 3·b·s numbers, 4·b·s with label smoothing
-Backward:    all-reduce of b·s·h before attention and MLP of each layer, and one before the head
+Backward:    all-reduce of b·s·h before attention and MLP of each layer, and one before the head;
+             once a step one of the gradients of key/value heads, among ranks that share one
 Equals serial because: a product X·A·B is the sum of X·Aᵢ·Bᵢ over A's columns and B's rows, and what
              stands between A and B (heads, GELU) works on each column, or head, by itself.
 Paper:       Shoeybi et al. 2019, "Megatron-LM", section 3; Narayanan et al. 2021, section 2.3

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from minitrain.comm import run_ranks
 from minitrain.oracle import BOUND
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
-from small_run import arrays, config, do, steps_of
+from small_run import arrays, config, do, run_of, steps_of
 
 FAMILIES = {
     "gpt": {"heads": 3, "width": 12},
@@ -49,6 +50,20 @@ def test_any_layout_trains_and_goes_on_as_one_device(family: str, tmp_path: Path
     do(tmp_path / "on", given, "dp2,tp2", start)
     assert [record["step"] for record in steps_of(tmp_path / "on")] == [7, 8, 9, 10, 11, 12]
     assert_equal_runs(tmp_path / "on", tmp_path / "one", 12)
+
+
+@pytest.mark.parametrize(("nodes", "lines"), [((0, 0, 1, 1), 0), ((0, 1, 0, 1), 1)])
+def test_a_run_says_where_its_groups_cross_nodes(
+    nodes: tuple[int, ...], lines: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Slow, not wrong: it is said once, and the run goes on."""
+    from minitrain_cli.train import _rank
+
+    run = run_of(tmp_path / "run", config(steps=1, warmup=0, batch=4), "dp2,tp2")
+    outcomes = run_ranks(4, _rank, run, nodes=nodes)
+    assert [outcome.steps for outcome in outcomes] == [1] * 4
+    said = capsys.readouterr().err
+    assert said.count("2 tp group(s), such as ranks 0, 1, reach over several nodes") == lines
 
 
 def train(path: Path, *words: str) -> dict[str, Any]:
