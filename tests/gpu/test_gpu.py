@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from device_checks import MODELS, check_dtypes, check_model, check_operation
+from device_layouts import check_layout
 from engine_examples import EXAMPLES
 
 from minitrain.array import hash_grid, namespace, to_host
@@ -42,3 +43,9 @@ def test_random_bits_are_the_hosts(cupy: Any) -> None:
     bits = hash_grid(987654321 << 20, *(cupy.asarray(a) for a in axes))
     assert namespace(bits) is cupy
     np.testing.assert_array_equal(to_host(bits), hash_grid(987654321 << 20, *axes))
+
+
+@pytest.mark.parametrize("layout", ["tp2", "tp2,sp", "dp2,tp2,sp"])
+@pytest.mark.parametrize("name", MODELS)
+def test_layouts(name: str, layout: str, cupy: Any) -> None:
+    check_layout(name, layout, cupy)

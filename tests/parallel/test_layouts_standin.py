@@ -1,0 +1,17 @@
+"""Tensor and sequence parallelism on the stand-in for CuPy, as on NumPy."""
+
+from __future__ import annotations
+
+import pytest
+import standin
+from device_layouts import check_layout
+
+
+@pytest.mark.parametrize("layout", ["tp2", "tp2,sp", "dp2,tp2,sp"])
+@pytest.mark.parametrize("name", ["gpt", "llama"])
+def test_training(name: str, layout: str) -> None:
+    check_layout(name, layout, standin)
+
+
+def test_training_with_shared_key_value_heads_and_recomputation() -> None:
+    check_layout("llama", "tp4,sp", standin, recompute="full")
