@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 
 from minitrain.comm.group import Group
 from minitrain.layout import AXES, Layout, LayoutError
@@ -18,8 +19,6 @@ class Mesh:
     Attributes:
         world: the group of all ranks.
         coordinates: this rank's place on each axis.
-        nodes: for each rank its node, numbered from 0 in the order of the ranks. The transport
-            tells (MPI: who shares memory; `run_ranks(nodes=...)`: as given).
     """
 
     def __init__(self, world: Group, layout: Layout):
@@ -31,9 +30,6 @@ class Mesh:
         self.world, self.layout = world, layout
         place = layout.coordinates(world.rank)
         self.coordinates = {axis: place[axis] for axis in layout.order}
-        found = [world.transport.nodes[rank] for rank in world.ranks]
-        numbers = {node: number for number, node in enumerate(dict.fromkeys(found))}
-        self.nodes = tuple(numbers[node] for node in found)
         self._groups: dict[tuple[str, ...], Group] = {}
 
     def __getitem__(self, axes: str | tuple[str, ...]) -> Group:
@@ -44,23 +40,26 @@ class Mesh:
             known = ", ".join(self.coordinates)
             raise KeyError(f"mesh has no axis {unknown[0]!r}; the axes are {known}")
         if axes not in self._groups:
-            fixed = {axis: at for axis, at in self.coordinates.items() if axis not in axes}
-            members = [
-                rank
-                for rank in range(self.world.size)
-                if fixed.items() <= self.layout.coordinates(rank).items()
-            ]
-            self._groups[axes] = self.world.subgroup(members, "+".join(axes))
+            self._groups[axes] = self.world.subgroup(self._members(axes), "+".join(axes))
         return self._groups[axes]
+
+    def _members(self, axes: tuple[str, ...]) -> list[int]:
+        """The ranks along some axes, found by steps from this one, so that a mesh may be large."""
+        first, members, step = self.world.rank, [0], 1
+        for axis in reversed(self.layout.order):  # the fastest axis first: neighbours are 1 apart
+            size = getattr(self.layout, axis)
+            if axis in axes:
+                first -= step * self.coordinates[axis]
+                members = [step * i + member for i in range(size) for member in members]
+            step *= size
+        return [first + member for member in members]
 
     def along(self, axis: str, coordinates: tuple[int, ...]) -> Group:
         """The ranks at some coordinates along an axis that agree with this one on all others."""
         key = (axis, *map(str, coordinates))
         if key not in self._groups:
-            group = self[axis]
-            at = [self.layout.coordinates(rank)[axis] for rank in group.ranks]
-            members = [at.index(coordinate) for coordinate in coordinates]
-            self._groups[key] = group.subgroup(members, axis)
+            # A group along one axis is numbered by the coordinates on it.
+            self._groups[key] = self[axis].subgroup(coordinates, axis)
         return self._groups[key]
 
     def peers(self, parameter: Parameter, axis: str) -> tuple[int, ...]:
@@ -82,6 +81,16 @@ class Mesh:
     def data_index(self) -> int:
         """Which part of each micro-batch this rank computes."""
         return self.layout.data_index(self.world.rank)
+
+    @cached_property
+    def nodes(self) -> tuple[int, ...]:
+        """For each rank its node, numbered from 0 in the order of the ranks.
+
+        The transport knows: MPI, who shares memory; thread ranks, what `run_ranks(nodes=…)` says.
+        """
+        found = [self.world.transport.nodes[rank] for rank in self.world.ranks]
+        numbers = {node: number for number, node in enumerate(dict.fromkeys(found))}
+        return tuple(numbers[node] for node in found)
 
     def crossings(self, axis: str) -> list[tuple[int, ...]]:
         """The groups along an axis, as world ranks, whose ranks are on more than one node."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -87,6 +88,40 @@ def test_peers_hold_the_same_piece() -> None:
 def test_a_layout_for_other_ranks_is_refused_with_both_numbers() -> None:
     with pytest.raises(LayoutError, match="needs 4 ranks, but there are 3"):
         run_ranks(3, lambda group: Mesh(group, Layout.parse("dp2,tp2")))
+
+
+def test_a_mesh_may_be_on_some_of_the_ranks() -> None:
+    """Ranks 2 to 5 of six, on nodes of their own: groups and nodes are counted among them."""
+
+    def rank(group: Group) -> Any:
+        if group.rank < 2:
+            return None
+        mesh = Mesh(group.subgroup(range(2, 6), "half"), Layout.parse("dp2,tp2"))
+        along = mesh.along("tp", (0, 1))
+        return mesh["tp"].ranks, along.ranks, mesh["dp"].ranks, mesh.nodes, mesh.crossings("tp")
+
+    seen = run_ranks(6, rank, nodes=(0, 0, 3, 3, 5, 5))
+    nodes: tuple[int, ...] = (0, 0, 1, 1)
+    assert seen[2] == ((2, 3), (2, 3), (2, 4), nodes, [])
+    assert seen[5] == ((4, 5), (4, 5), (3, 5), nodes, [])
+
+
+def test_a_mesh_of_thousands_of_ranks_does_not_look_at_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Yuan 1.0's 8 × 38 × 7 ranks each make a mesh: it must not cost as many steps as ranks."""
+    layout, asked = Layout.parse("dp7,pp38,tp8"), []
+    coordinates = Layout.coordinates
+    monkeypatch.setattr(
+        Layout, "coordinates", lambda self, rank: asked.append(rank) or coordinates(self, rank)
+    )
+    transport: Any = SimpleNamespace(rank=1234, nodes=[0] * layout.size)
+    mesh = Mesh(Group(transport, tuple(range(layout.size))), layout)
+    assert mesh["tp"].ranks == tuple(range(1232, 1240))
+    assert mesh["dp"].ranks == tuple(range(1234 % 304, 2128, 304))
+    assert mesh["pp"].ranks == tuple(range(1218, 1520, 8))
+    assert len(mesh["dp", "tp"].ranks) == 56
+    assert asked == [1234]
 
 
 def test_an_unknown_axis_is_refused() -> None:
