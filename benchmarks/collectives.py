@@ -1,7 +1,7 @@
 """How fast are our collectives, beside MPICH's, gloo's, a bare loop, and as ranks grow?
 
 Suites: `mpi` starts mpiexec with 2 and 4 ranks and lets MPI's own all-reduce and ours take turns,
-and at 2 ranks gloo's; `threads` holds thread ranks against a loop that makes the same copies and
+and at 2 ranks gloo's; `threads` holds thread ranks against a loop that makes a ring's copies and
 additions and sends nothing; `many` lets the thread ranks grow; `tune` times every algorithm, for
 the table in minitrain/comm/choose.py.
 """
@@ -76,7 +76,7 @@ def in_turns(group: Group, calls: list[Call], inner: int, turns: int = 9) -> lis
 
 def text(size: int) -> str:
     """A number of bytes for people."""
-    return f"{size >> 20} MB" if size >= MB else f"{size >> 10} KB"
+    return f"{size >> 20} MB" if size >= MB else f"{size >> 10} KB" if size >= 1024 else f"{size} B"
 
 
 def row(case: str, ours: float, peer: float) -> Row:
@@ -123,7 +123,7 @@ def gloo_all_reduce(group: Group) -> Callable[[Any], object] | None:
 
 
 def bare_loop(group: Group, x: np.ndarray[Any, Any], arrays: list[Any]) -> Call:
-    """The copies and additions of our all-reduce on two ranks, and no message."""
+    """The copies and additions of a ring all-reduce on two ranks, and no message."""
     half = x.size // 2
     mine, other = slice(0, half), slice(half, None)
     if group.rank:
@@ -171,8 +171,8 @@ def many_rows() -> Iterator[Row]:
     times = [max(run_ranks(n, program)) for n in sizes]
     slope = np.polyfit(np.log(sizes), np.log(times), 1)[0]
     click.echo(
-        f"time grows as ranks^{slope:.2f}: all ranks share {cores()} cores, and together they copy "
-        "2(n-1) MB and add (n-1) MB, which is 1; what is above that is the price of waking "
+        f"time grows as ranks^{slope:.2f}: the ranks share {cores()} cores, and together they add "
+        "(n-1) MB and copy (n-1) MB, which is 1; what is above that is the price of waking "
         f"{2 * math.ceil(math.log2(sizes[-1]))} times in a row among ever more threads",
         err=True,
     )
@@ -186,15 +186,14 @@ def many_rows() -> Iterator[Row]:
 
 def tune_rows(group: Group) -> Iterator[Row]:
     """Every algorithm of an all-reduce beside the default one, from 64 bytes to 64 MB."""
-    kind = group.transport.kind
     names = [name for name in ALGORITHMS["all_reduce"] if name != "hierarchical"]
     for size in (64, 1 << 10, 1 << 13, 1 << 16, 1 << 18, MB, 4 * MB, 16 * MB, 64 * MB):
         x = np.zeros(size // 4, np.float32)
         calls = [lambda a=a, x=x: group.all_reduce(x, algorithm=a) for a in [None, *names]]
         default, *times = in_turns(group, calls, max(1, min(100, MB // size)), turns=5)
         for name, seconds in zip(names, times, strict=True):
-            shown = text(size) if size >= 1 << 10 else f"{size} bytes"
-            yield row(f"{kind} all_reduce {shown}, {group.size} ranks, {name}", default, seconds)
+            case = f"{group.transport.kind} all_reduce {text(size)}, {group.size} ranks, {name}"
+            yield row(case, default, seconds)
 
 
 def under_mpiexec(n: int, suite: str) -> list[Row]:
@@ -233,7 +232,7 @@ def main(suite: tuple[str, ...], as_json: bool, worker: str | None) -> None:
             if group.rank == 0:
                 click.echo(json.dumps(one))
         return
-    rows = []
+    rows: list[Row] = []
     for name in suite or ("mpi", "threads", "many"):
         for one in rows_of(name):
             rows.append(one)

@@ -37,12 +37,12 @@ class Operation:
             while not self.done:
                 waiting = False
                 for request in self._pending:  # all are asked: that is what moves them along
-                    waiting = not request.done or waiting
+                    if not request.done:
+                        waiting = True
+                    elif request.error is not None:
+                        raise request.error
                 if waiting:
                     return False
-                for request in self._pending:
-                    if request.error is not None:
-                        raise request.error
                 self._pending = next(self._steps)
         except StopIteration as stop:
             self._result = stop.value

@@ -64,7 +64,7 @@ def all_reduce_doubling(peers: Peers, x: Array, out: Array, op: Reduction) -> St
     while distance < core.size:
         partner = core.first(core.number ^ distance)
         combine = op.joining(have, first=rank < partner)
-        room = namespace(x).empty_like(out) if have is out else out  # what is sent stays as it is
+        room = op.xp.empty_like(out) if have is out else out  # what is sent stays as it is
         yield peers.exchange(have, partner, room, partner, combine)
         have = room
         distance *= 2

@@ -34,6 +34,7 @@ class Reduction:
         if dtype.kind == "c" and not arithmetic:
             raise ValueError(f"complex numbers have no {op}: they have no order")
         self.op = op
+        self.xp = xp
         self.kept_wider = dtype.name in _HALVES and arithmetic
         self.dtype: Any = accumulator(dtype) if self.kept_wider else dtype
         self._function = getattr(xp, _FUNCTIONS[op])

@@ -109,14 +109,14 @@ def _all_reduce(peers: Peers, x: Array, op: Reduction) -> Steps:
     flat = x.ravel()
     if peers.algorithm != "pairwise":
         flat = op.widened(flat)
-    out = namespace(x).empty_like(flat)
+    out = op.xp.empty_like(flat)
     yield from _ALL_REDUCE[peers.algorithm](peers, flat, out, op)
     return op.rounded(out, x).reshape(x.shape)
 
 
 def _reduce(peers: Peers, x: Array, root: int, op: Reduction) -> Steps:
     flat = op.widened(x.ravel())
-    out = namespace(x).empty_like(flat)
+    out = op.xp.empty_like(flat)
     yield from _REDUCE[peers.algorithm](peers, flat, out, root, op)
     return op.rounded(out, x).reshape(x.shape) if peers.rank == root else None
 

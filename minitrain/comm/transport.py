@@ -164,8 +164,8 @@ def sendable(x: Array) -> Array:
     Raises:
         ValueError: the dtype is none that can be sent; nothing is ever pickled.
     """
-    xp = namespace(x)
-    x = xp.asarray(x)
+    if not isinstance(x, np.ndarray):
+        x = namespace(x).asarray(x)
     if not x.dtype.isnative:
         x = x.astype(x.dtype.newbyteorder("="))
     if x.dtype not in _DTYPES:
@@ -174,7 +174,7 @@ def sendable(x: Array) -> Array:
             "(arrays of objects, strings or records have no fixed bytes)"
         )
     # ascontiguousarray makes a 0-d array 1-d, so it is asked for only where it is needed.
-    return x if x.flags.c_contiguous else xp.ascontiguousarray(x)
+    return x if x.flags.c_contiguous else namespace(x).ascontiguousarray(x)
 
 
 def check_purpose(purpose: str) -> str:
