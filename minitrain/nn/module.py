@@ -37,15 +37,17 @@ class Parameter(Tensor):
         decays: whether weight decay shrinks it: weights of two or more axes, no norm and no bias
             (the bias of a linear may have several axes: (3, H, D)).
         placement: where its pieces live, for the strategies; None in a plain model.
+        state: where they are stepped, and so where the optimizer's arrays are; likewise.
     """
 
-    __slots__ = ("decays", "declared", "init", "name", "placement")
+    __slots__ = ("decays", "declared", "init", "name", "placement", "state")
     is_weight: ClassVar[bool] = True
 
     def __init__(self, declared: tuple[int, ...], init: Init, *, bias: bool = False):
         self.declared, self.init, self.name = declared, init, ""
         self.decays = len(declared) > 1 and not bias
         self.placement: Any = None
+        self.state: Any = None
         self.grad, self.node, self.requires_grad, self.version = None, None, True, 0
 
     def __getattr__(self, attribute: str) -> Any:

@@ -180,19 +180,23 @@ def verify_rank(group: Group, layout: Layout, task: Task, reference: dict[str, T
             reference[name],
             # 1e-12 of the gradient over ε, in units of the learning rate: a step made from noise.
             noise_bound=BOUND / getattr(optimizer, "epsilon", 1.0),
-            part=_part_of(stepper.model),
+            parts=_parts_of(stepper.model),
             rank=group.rank,
         )
     return rows
 
 
-def _part_of(model: ParallelModel) -> Part:
-    """Which part of a whole tensor this rank must hold: its placement says."""
+def _parts_of(model: ParallelModel) -> tuple[Part, Part]:
+    """Which part of a whole weight this rank must hold, and which of what the optimizer keeps for
+    it: the placements say."""
 
-    def part(name: str, x: Any) -> Any:
+    def lives(name: str, x: Any) -> Any:
         return model.parameters[name].placement.cut(x, model.mesh.coordinates)
 
-    return part
+    def is_stepped(name: str, x: Any) -> Any:
+        return model.parameters[name].state.cut(x, model.mesh.coordinates)
+
+    return lives, is_stepped
 
 
 def _train(stepper: Stepper, batches: list[Batch]) -> Trace:
@@ -207,20 +211,21 @@ def _train(stepper: Stepper, batches: list[Batch]) -> Trace:
     return trace
 
 
-def _compare(name: str, got: Trace, expected: Trace, *, noise_bound: float, part: Part,
-             rank: int) -> Iterator[Row]:  # fmt: skip
+def _compare(name: str, got: Trace, expected: Trace, *, noise_bound: float,
+             parts: tuple[Part, Part], rank: int) -> Iterator[Row]:  # fmt: skip
+    lives, is_stepped = parts
     for i, gradients in enumerate(expected.gradients):
         step = f"{name} step {i + 1}"
         gradients = dict(reversed(gradients.items()))  # the backward comes to the last one first
         yield compare_numbers(f"{step} loss", got.losses[i], expected.losses[i], rank=rank)
         yield from compare_gradients(
-            f"{step} gradient", got.gradients[i], gradients, part=part, rank=rank
+            f"{step} gradient", got.gradients[i], gradients, part=lives, rank=rank
         )
         yield compare_numbers(f"{step} norm", got.norms[i], expected.norms[i], rank=rank)
     noise = zero_by_algebra(expected.gradients)
-    kinds = [("weight", got.weights, expected.weights)]
-    kinds += [(kind, got.slots[kind], slots) for kind, slots in expected.slots.items()]
-    for kind, mine, reference in kinds:
+    kinds = [("weight", got.weights, expected.weights, lives)]
+    kinds += [(kind, got.slots[kind], x, is_stepped) for kind, x in expected.slots.items()]
+    for kind, mine, reference, part in kinds:
         yield from compare_weights(
             f"{name} {kind}",
             mine,

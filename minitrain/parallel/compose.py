@@ -174,6 +174,8 @@ def parallelize(
     for parameter in parameters.values():
         parameter.placement = WHOLE
     _cut(model, mesh)
+    for parameter in parameters.values():
+        parameter.state = parameter.placement  # stepped where it lives
     shapes = {
         name: p.placement.shape(p.declared, mesh.coordinates) for name, p in parameters.items()
     }

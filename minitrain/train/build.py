@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from minitrain.array import Array, from_host, namespace
 from minitrain.comm.group import Group
@@ -16,6 +16,7 @@ from minitrain.nn.families import to_values as config_values
 from minitrain.optim import SGD, AdamW, LossScale, Optimizer, Schedule
 from minitrain.parallel import Mesh, parallelize
 from minitrain.parallel.gradients import MODEL_AXES
+from minitrain.parallel.placement import Placement
 from minitrain.train import checkpoint
 from minitrain.train.checkpoint import Draft, Manifest, file_of
 from minitrain.train.config import OptimizerOptions, RunConfig, values
@@ -108,12 +109,10 @@ def resume(stepper: Stepper, path: Path) -> int:
     """
     manifest, model = checkpoint.read_manifest(path), stepper.model
     views = _views(stepper)
-    checkpoint.match(
-        {key: model.parameters[name].declared for key, (name, _) in views.items()}, manifest, path
-    )
-    for key, (name, view) in views.items():  # one whole array at a time
+    checkpoint.match({key: held.shape for key, held in views.items()}, manifest, path)
+    for key, (_, placement, view) in views.items():  # one whole array at a time
         whole = checkpoint.read(path, manifest, key).astype(view.dtype, copy=False)
-        piece = model.parameters[name].placement.cut(whole, model.mesh.coordinates)
+        piece = placement.cut(whole, model.mesh.coordinates)
         view[...] = from_host(piece, namespace(view))
     stepper.updates = manifest.updates
     if stepper.loss_scale is not None and manifest.loss_scale is not None:
@@ -162,36 +161,49 @@ def load_tokenizer(path: Path) -> Tokenizer:
     return tokenizer_of(checkpoint.read_manifest(path).tokenizer, folder=path)
 
 
-def _views(stepper: Stepper) -> dict[str, tuple[str, Array]]:
-    """All that a checkpoint holds, by key: the parameter's name and this rank's part."""
-    flat = stepper.model.flat
-    kinds = {"weights": flat.weights, **stepper.slots}
-    return {
-        f"{kind}/{name}": (name, view)
-        for kind, array in kinds.items()
-        for name, view in flat.views(array).items()
-    }
+class _Held(NamedTuple):
+    """An array of a checkpoint: its whole shape, where its pieces are, this rank's part."""
+
+    shape: tuple[int, ...]
+    placement: Placement
+    part: Array
+
+
+def _views(stepper: Stepper) -> dict[str, _Held]:
+    """All that a checkpoint holds, by key. Weights are where they live, the rest is where they
+    are stepped."""
+    flat, views = stepper.model.flat, {}
+    for name, part in flat.views(flat.weights).items():
+        parameter = flat.parameters[name]
+        views[f"weights/{name}"] = _Held(parameter.declared, parameter.placement, part)
+    for kind, slot in stepper.slots.items():
+        for name, part in flat.views(slot).items():
+            parameter = flat.parameters[name]
+            views[f"{kind}/{name}"] = _Held(parameter.declared, parameter.state, part)
+    return views
 
 
 def _pieces(stepper: Stepper) -> dict[str, Array]:
     """By key what this rank writes: pieces that no rank before it holds too."""
-    mesh, parameters = stepper.model.mesh, stepper.model.parameters
+    mesh = stepper.model.mesh
     if any(at for axis, at in mesh.coordinates.items() if axis not in MODEL_AXES):
         return {}  # a copy of what the first of the data ranks holds
+    sizes = {axis: getattr(mesh.layout, axis) for axis in MODEL_AXES}
     return {
-        key: view for key, (name, view) in _views(stepper).items() if mesh.counts(parameters[name])
+        key: held.part
+        for key, held in _views(stepper).items()
+        if held.placement.is_first(mesh.coordinates, sizes)
     }
 
 
 def _entries(stepper: Stepper) -> dict[str, Any]:
     """What the manifest says of the arrays of all ranks: it follows from the placements."""
-    layout, parameters = stepper.model.mesh.layout, stepper.model.parameters
+    layout = stepper.model.mesh.layout
     sizes = {axis: getattr(layout, axis) for axis in MODEL_AXES}
     ranks = {tuple(sorted(layout.coordinates(r).items())): r for r in range(layout.size)}
     first = dict.fromkeys(stepper.model.mesh.coordinates, 0)
     entries = {}
-    for key, (name, view) in _views(stepper).items():
-        shape, placement = parameters[name].declared, parameters[name].placement
+    for key, (shape, placement, part) in _views(stepper).items():
         pieces = [
             {
                 "file": file_of(ranks[tuple(sorted((first | at).items()))]),
@@ -199,5 +211,5 @@ def _entries(stepper: Stepper) -> dict[str, Any]:
             }
             for at in placement.pieces(sizes)
         ]
-        entries[key] = {"shape": list(shape), "dtype": view.dtype.name, "pieces": pieces}
+        entries[key] = {"shape": list(shape), "dtype": part.dtype.name, "pieces": pieces}
     return entries
