@@ -75,7 +75,7 @@ def in_turns(group: Group, calls: list[Call], inner: int, turns: int = 9) -> lis
 
 
 def text(size: int) -> str:
-    """A number of bytes for people."""
+    """A size for people."""
     return f"{size >> 20} MB" if size >= MB else f"{size >> 10} KB" if size >= 1024 else f"{size} B"
 
 

@@ -35,8 +35,8 @@ TABLE: dict[str, dict[str, Row]] = {
     },
     # A process that waits asks all the time, so it is best to wait rarely.
     "mpi": {
-        "all_reduce": ((SMALL, "doubling"), (1 << 18, "halving"), (_NEVER, "pairwise")),
-        "all_reduce of two": ((1 << 18, "doubling"), (_NEVER, "pairwise")),
+        "all_reduce": ((SMALL, "doubling"), (1 << 22, "halving"), (_NEVER, "pairwise")),
+        "all_reduce of two": ((1 << 18, "doubling"), (_NEVER, "halving")),
         "reduce_scatter": ((_NEVER, "pairwise"),),
         "all_gather": ((SMALL, "bruck"), (_NEVER, "pairwise")),
         **_COMMON,

@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 _COMMS = 8
 _SEQUENCE_BITS = 8
 
-_SPIN = 0.002
-"""Seconds of asking again at once, which gives the lowest latency, before a rank takes naps."""
+_SPIN = 0.02
+"""Seconds of asking again at once before a rank takes naps. The core is offered to others in
+between, so this costs a rank that computes little, and a collective of crowded ranks nothing."""
 
 _NAP = 0.0001
 
