@@ -90,14 +90,16 @@ def test_j4_every_other_collective_waits_for_the_gpu() -> None:
     run_ranks(4, program)
 
 
-def test_j7_the_receiver_sees_the_values_at_call_time() -> None:
+@pytest.mark.parametrize("part", [np.s_[:], np.s_[:, 0]], ids=["contiguous", "strided"])
+@pytest.mark.parametrize("synchronous", [False, True])
+def test_j7_the_receiver_sees_the_values_at_call_time(part: Any, synchronous: bool) -> None:
     def program(group: Group) -> None:
         if group.rank == 0:
             x = np.empty((64, 2))
             sends = []
             for i in range(4):
                 x[:] = i
-                sends.append(group.isend(x[:, 0], 1))
+                sends.append(group.isend(x[part], 1))
                 x[:] = -1
                 gc.collect()
             group.barrier()
@@ -106,9 +108,9 @@ def test_j7_the_receiver_sees_the_values_at_call_time() -> None:
         else:
             group.barrier()
             for i in range(4):
-                np.testing.assert_array_equal(group.recv(0), np.full(64, float(i)))
+                np.testing.assert_array_equal(group.recv(0), np.full((64, 2), float(i))[part])
 
-    run_ranks(2, program)
+    run_ranks(2, program, synchronous=synchronous)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32", "int64"])

@@ -66,17 +66,20 @@ def check_send_and_recv_with_and_without_a_header(
 
 
 def check_a_sent_array_may_be_changed_at_once(group: Group) -> None:
-    """Case J7, with 8 MB, which MPI does not buffer, and slices that are no contiguous memory."""
+    """Case J7, with megabytes, which MPI does not buffer, in one piece and as strided slices."""
     right, left = (group.rank + 1) % group.size, (group.rank - 1) % group.size
     x = np.empty((4, 1 << 18, 2))
     sends = []
     for micro_batch in range(4):
         x[micro_batch] = group.rank * 10 + micro_batch
         sends.append(group.isend(x[micro_batch, :, 0], right))
+        sends.append(group.isend(x[micro_batch], right))
         x[micro_batch] = -1
     for micro_batch in range(4):
-        got = group.recv(left)
-        assert (got == left * 10 + micro_batch).all()
+        for shape in ((1 << 18,), (1 << 18, 2)):
+            got = group.recv(left)
+            assert got.shape == shape
+            assert (got == left * 10 + micro_batch).all()
     for send in sends:
         send.wait()
 
