@@ -1,0 +1,205 @@
+"""How long is a training step, as a share of PyTorch's? Same model, batch, process and threads.
+
+A step is forward, backward, clipping by the global norm and AdamW. Ours is the step that
+`minitrain train` runs, on one rank with all cores in BLAS, or on data-parallel thread ranks with
+their share of them. PyTorch runs eagerly. The two take turns, each turn's first step is thrown
+away (caches, and threads of the other that still spin), and medians are compared.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import geometric_mean
+from typing import Any
+
+import click
+import numpy as np
+import torch
+from blas_share import product_seconds, rate
+from torch_models import TorchGPT, load, loss_of
+from turns import take_turns, wait_for_quiet
+
+from minitrain.array import keep_memory
+from minitrain.batch import Batch
+from minitrain.comm import Group, run_ranks
+from minitrain.comm.run import cores
+from minitrain.layout import Layout
+from minitrain.nn import GPT, GPTConfig
+from minitrain.optim import AdamW
+from minitrain.parallel import Mesh, ParallelModel, parallelize
+from minitrain.train.metrics import flops_per_token
+from minitrain.train.step import Stepper
+
+LR, BETAS, EPSILON, DECAY, CLIP = 1e-3, (0.9, 0.99), 1e-8, 0.1, 1.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model and how many sequences a step takes."""
+
+    config: GPTConfig
+    batch: int
+
+    def __str__(self) -> str:
+        size = sum(math.prod(p.declared) for p in GPT(self.config).parameters().values())
+        return f"gpt {size / 1e6:.1f}M, context {self.config.context}, batch {self.batch}"
+
+    @property
+    def flops(self) -> float:
+        """Operations of a step, attention counted as if nothing were masked."""
+        return flops_per_token(self.config) * self.batch * self.config.context
+
+    @property
+    def steps(self) -> int:
+        """Steps of a turn: enough to last some tenths of a second."""
+        return max(2, round(5e10 / self.flops))
+
+    def data(self) -> Batch:
+        """A batch of random tokens: to the clock one is as good as another."""
+        shape = self.batch, self.config.context + 1
+        ids = np.random.default_rng(0).integers(0, self.config.vocab, shape)
+        return Batch(ids[:, :-1], ids[:, 1:], np.arange(self.batch), step=1, size=self.batch)
+
+
+CASES = [
+    Case(GPTConfig(vocab=256, context=64, layers=4, heads=4, width=128), batch=12),
+    Case(GPTConfig(vocab=256, context=128, layers=4, heads=4, width=256), batch=8),
+    Case(GPTConfig(vocab=256, context=256, layers=6, heads=6, width=384), batch=4),
+    Case(GPTConfig(vocab=2048, context=512, layers=6, heads=8, width=512), batch=2),
+    Case(GPTConfig(vocab=256, context=1024, layers=4, heads=4, width=128), batch=1),
+    Case(GPTConfig(vocab=2048, context=1024, layers=6, heads=8, width=512), batch=1),
+]
+
+
+def our_step(case: Case, group: Group) -> tuple[Callable[[], float], ParallelModel]:
+    """This rank's part of our training step, a function that returns the loss; and its model."""
+    model = parallelize(GPT(case.config), Mesh(group, Layout(dp=group.size)))
+    stepper = Stepper(model, AdamW(*BETAS, EPSILON, DECAY), lambda update: LR, CLIP)
+    batch = case.data()
+    return lambda: stepper.step(batch).loss, model
+
+
+def peer_step(case: Case) -> Callable[[], float]:
+    """The same step in PyTorch, from the same weights."""
+    ours = GPT(case.config).initialize(0)
+    model = load(TorchGPT(case.config), {name: p.array for name, p in ours.parameters().items()})
+    batch, parameters = case.data(), list(model.parameters())
+    tokens, labels = torch.from_numpy(batch.tokens), torch.from_numpy(batch.labels)
+    groups = [
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": DECAY},
+        {"params": [p for p in parameters if p.ndim == 1], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=LR, betas=BETAS, eps=EPSILON)
+
+    def step() -> float:
+        optimizer.zero_grad()
+        loss = loss_of(model(tokens), labels)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, CLIP)
+        optimizer.step()
+        return loss.item()
+
+    return step
+
+
+@dataclass(frozen=True)
+class Race:
+    """Median seconds of a step: of ours on some ranks, and of PyTorch's beside it."""
+
+    ranks: int
+    ours: float
+    peer: float
+
+    @property
+    def ratio(self) -> float:
+        """Ours over PyTorch's; smaller is better."""
+        return self.ours / self.peer
+
+
+def race(group: Group, case: Case, turns: int, patience: float) -> Race:
+    """Our ranks and PyTorch, on the first rank's thread, take turns."""
+    torch.set_num_threads(cores())
+    (ours, _), peer = our_step(case, group), peer_step(case)
+    _check(ours(), peer())
+    times = take_turns(group, ours, peer, turns=turns, steps=case.steps, patience=patience)
+    return Race(group.size, *times)
+
+
+def _check(ours: float, peer: float) -> None:
+    if not math.isclose(ours, peer, rel_tol=1e-4):
+        raise click.ClickException(f"not the same step: our loss is {ours}, PyTorch's {peer}")
+
+
+def products(group: Group, case: Case) -> float:
+    """Seconds of our step on one rank that are spent in matrix products."""
+    step, model = our_step(case, group)
+    step()
+    return product_seconds(step, list(model.parameters.values()), case.steps)
+
+
+def sgemm_rates(size: int = 1024) -> tuple[float, float]:
+    """GFLOP/s of a large float32 product, by NumPy's BLAS and by PyTorch, all cores."""
+    torch.set_num_threads(cores())
+    a, flops = np.random.default_rng(0).random((size, size), np.float32), 2 * size**3
+    b = torch.from_numpy(a)
+    return rate(lambda: a @ a, flops) / 1e9, rate(lambda: b @ b, flops) / 1e9
+
+
+def row(case: Case, ranks: tuple[int, ...], turns: int, patience: float) -> dict[str, Any]:
+    """A case's figures: times and ratio are those of the best number of ranks."""
+    races = {n: run_ranks(n, race, case, turns, patience)[0] for n in ranks}
+    best = min(races.values(), key=lambda r: r.ratio)
+    wait_for_quiet(patience)
+    return {
+        "case": str(case),
+        "ours": best.ours,
+        "peer": best.peer,
+        "ratio": best.ratio,
+        "ratios": {n: r.ratio for n, r in races.items()},
+        "in_products": run_ranks(1, products, case)[0] / races[min(ranks)].ours,
+        "gflops": case.flops / best.ours / 1e9,
+    }
+
+
+def head(ranks: tuple[int, ...]) -> str:
+    """The table's first line."""
+    each = "".join(f"{f'ratio, {n} rank' + 's' * (n > 1):>16}" for n in ranks)
+    return f"{'case':36}{'ours':>10}{'PyTorch':>10}{each}{'in products':>13}{'GFLOP/s':>9}"
+
+
+def line(r: dict[str, Any]) -> str:
+    """A line of the table."""
+    each = "".join(f"{ratio:16.2f}" for ratio in r["ratios"].values())
+    times = f"{1e3 * r['ours']:8.1f}ms{1e3 * r['peer']:8.1f}ms"
+    return f"{r['case']:36}{times}{each}{r['in_products']:13.0%}{r['gflops']:9.0f}"
+
+
+@click.command(help=__doc__)
+@click.option("--ranks", type=int, multiple=True, default=(1, 2), help="Of ours; the best counts.")
+@click.option("--case", "wanted", type=int, multiple=True, help="Number of a case, from 0.")
+@click.option("--turns", type=int, default=4, help="Turns of each side that count.")
+@click.option("--patience", type=float, default=5.0, help="Seconds to wait for a quiet machine.")
+@click.option("--json", "as_json", is_flag=True, help="End with one line of JSON.")
+def main(
+    ranks: tuple[int, ...], wanted: tuple[int, ...], turns: int, patience: float, as_json: bool
+) -> None:
+    keep_memory()
+    wait_for_quiet(patience)
+    ours, peer = sgemm_rates()
+    click.echo(f"sgemm on {cores()} cores: NumPy {ours:.0f}, PyTorch {peer:.0f} GFLOP/s")
+    click.echo(head(ranks))
+    rows = []
+    for case in [CASES[i] for i in wanted or range(len(CASES))]:
+        rows.append(row(case, ranks, turns, patience))
+        click.echo(line(rows[-1]))
+    mean = geometric_mean([r["ratio"] for r in rows])
+    click.echo(f"geometric mean of the ratios: {mean:.2f}")
+    if as_json:
+        click.echo(json.dumps({"name": "step", "rows": rows, "ratio_geomean": mean}))
+
+
+if __name__ == "__main__":
+    main()
