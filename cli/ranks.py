@@ -13,6 +13,7 @@ import click
 
 from minitrain.comm.errors import LauncherError
 from minitrain.comm.launch import launched, mpiexec_command
+from minitrain.comm.options import Options
 from minitrain.layout import AXES, Layout, LayoutError
 
 T = TypeVar("T")
@@ -26,11 +27,13 @@ class Ranks(NamedTuple):
         layout: sizes of the mesh axes.
         backend: "threads" of this process, or "mpi" processes.
         under_mpi: whether this is already one of several MPI processes.
+        options: how MPI ranks talk.
     """
 
     layout: Layout
     backend: str
     under_mpi: bool
+    options: Options = Options()
 
     @property
     def first(self) -> bool:
@@ -58,25 +61,32 @@ class Ranks(NamedTuple):
         from minitrain.comm import run_ranks, world
 
         if self.backend == "mpi":
-            return function(world(), *args)
+            return function(world(self.options), *args)
         return run_ranks(self.layout.size, function, *args)[0]
 
 
 def rank_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --layout, its axes, -n and --backend to a command, which gets them as `ranks: Ranks`."""
+    """Add --layout, its axes, -n, --backend and those of MPI to a command, which gets them as
+    `ranks: Ranks`."""
 
     @functools.wraps(command)
     def with_ranks(*args: Any, layout: str | None, n: int | None, backend: str | None,
                    **others: Any) -> Any:  # fmt: skip
         sizes = {axis: others.pop(axis) for axis in _SIZES}
         sequence = others.pop("sp")
+        timeout = others.pop("stall_timeout")
+        options = Options(
+            check_collectives=others.pop("check_collectives"),
+            stall_timeout=timeout or None,
+            stall_abort=others.pop("stall_abort"),
+        )
         words = [f"{axis}{size}" for axis, size in sizes.items() if size is not None]
         words += ["sp"] if sequence else []
         try:
             ranks = read_ranks(layout, words, n, backend)
         except LayoutError as error:
             raise click.UsageError(str(error)) from None
-        return command(*args, ranks=ranks, **others)
+        return command(*args, ranks=ranks._replace(options=options), **others)
 
     decorators = [
         click.option("--layout", metavar="WORDS", help="Such as dp2 or dp2,tp2,sp. [dpN]"),
@@ -92,6 +102,18 @@ def rank_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--backend",
             type=click.Choice(["threads", "mpi"]),
             help="What ranks are: threads, or processes under mpiexec. [threads]",
+        ),
+        click.option(
+            "--stall-timeout",
+            type=click.FloatRange(0),
+            default=30.0,
+            help="Seconds after which an MPI rank that waits says for what; 0: never. [30]",
+        ),
+        click.option("--stall-abort", is_flag=True, help="End the job then."),
+        click.option(
+            "--check-collectives",
+            is_flag=True,
+            help="MPI ranks compare their calls before each collective.",
         ),
     ]
     added: Callable[..., Any] = with_ranks
