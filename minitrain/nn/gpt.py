@@ -27,7 +27,7 @@ class GPTConfig:
         hidden: F, features inside an MLP; 4 · width if None.
         dropout: the rate at the embedding, the attention weights and the residual branches.
         tied: whether the head shares the token table.
-        std: spread of the initial weights; residual outputs get std / √(2L).
+        std: spread of the initial weights; positions get std / 2, residual outputs std / √(2L).
     """
 
     vocab: int = 256
