@@ -18,7 +18,7 @@ from statistics import geometric_mean
 from typing import Any
 
 import click
-from step import CASES, Case, our_step, peer_step
+from sides import CASES, Case, our_step, peer_step
 
 from minitrain.array import keep_memory
 from minitrain.comm import Group, run_ranks

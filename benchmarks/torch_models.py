@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from minitrain.nn import GPTConfig
+from minitrain.nn import GPTConfig, LlamaConfig
 
 IGNORE = -100
 
@@ -97,6 +97,93 @@ class TorchGPT(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))
+
+
+class RotaryAttention(nn.Module):
+    """Causal self-attention with rotary positions and shared key/value heads."""
+
+    def __init__(self, config: LlamaConfig):
+        super().__init__()
+        self.heads, self.groups = config.heads, config.groups
+        self.size = config.width // config.heads
+        self.q = nn.Linear(config.width, config.width, bias=False)
+        self.kv = nn.Linear(config.width, 2 * self.groups * self.size, bias=False)
+        self.out = nn.Linear(config.width, config.width, bias=False)
+
+    def forward(self, x: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        q = self.q(x).view(batch, length, self.heads, self.size).transpose(1, 2)
+        kv = self.kv(x).view(batch, length, 2, self.groups, self.size)
+        k, v = kv.permute(2, 0, 3, 1, 4)  # each (B, K, T, D)
+        shared = self.groups < self.heads
+        y = F.scaled_dot_product_attention(
+            rotated(q, turn), rotated(k, turn), v, is_causal=True, enable_gqa=shared
+        )
+        return self.out(y.transpose(1, 2).reshape(batch, length, width))
+
+
+def rotated(x: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
+    """x (B, H, T, D) turned by the cosines and sines (2, T, D/2), pairing its two halves."""
+    a, b = x.chunk(2, dim=-1)
+    cos, sin = turn
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+
+
+class GatedMLP(nn.Module):
+    """SwiGLU between two linears."""
+
+    def __init__(self, config: LlamaConfig):
+        super().__init__()
+        self.gate_up = nn.Linear(config.width, 2 * config.features, bias=False)
+        self.down = nn.Linear(config.features, config.width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.down(F.silu(gate) * up)
+
+
+class LlamaBlock(nn.Module):
+    """Attention and an MLP, each after a norm and added to what came in."""
+
+    def __init__(self, config: LlamaConfig):
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(config.width, config.epsilon)
+        self.attention = RotaryAttention(config)
+        self.mlp_norm = nn.RMSNorm(config.width, config.epsilon)
+        self.mlp = GatedMLP(config)
+
+    def forward(self, x: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.attention_norm(x), turn)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class TorchLlama(nn.Module):
+    """Llama as `minitrain.nn.Llama` has it: tokens (B, T) -> logits (B, T, V)."""
+
+    def __init__(self, config: LlamaConfig):
+        super().__init__()
+        self.embedding = nn.ModuleDict({"token": nn.Embedding(config.vocab, config.width)})
+        self.blocks = nn.ModuleList([LlamaBlock(config) for _ in range(config.layers)])
+        self.norm = nn.RMSNorm(config.width, config.epsilon)
+        self.head = nn.Linear(config.width, config.vocab, bias=False)
+        if config.tied:
+            self.head.weight = self.embedding["token"].weight
+        size = config.width // config.heads
+        rates = config.base ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
+        angles = torch.outer(torch.arange(config.context, dtype=torch.float64), rates)
+        self.register_buffer("turn", torch.stack([angles.cos(), angles.sin()]), persistent=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding["token"](tokens)
+        turn = self.turn[:, : tokens.shape[1]]
+        for block in self.blocks:
+            x = block(x, turn)
+        return self.head(self.norm(x))
+
+
+def peer_of(config: GPTConfig | LlamaConfig) -> nn.Module:
+    """The peer of one of our models, not filled yet."""
+    return TorchGPT(config) if isinstance(config, GPTConfig) else TorchLlama(config)
 
 
 def loss_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The GPT against the same model in PyTorch, in float64: logits, loss and every gradient."""
+"""The models against the same in PyTorch, in float64: logits, loss and every gradient."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ import pytest
 
 pytest.importorskip("torch", reason="PyTorch is the peer; pip install 'minitrain[peers]'")
 import torch
-from torch_models import IGNORE, TorchGPT, gradients, load, loss_of
+from torch_models import IGNORE, gradients, load, loss_of, peer_of
 
-import minitrain as mt
+from minitrain.nn import GPTConfig, LlamaConfig
+from minitrain.nn.families import Config, Model, declare
 
 BOUND = 1e-10  # as the largest element of a tensor counts; measured: 1e-14
 
-Config = mt.nn.GPTConfig
 CASES = {
-    "tied": Config(vocab=31, context=12, layers=2, heads=3, width=24),
+    "gpt": GPTConfig(vocab=31, context=12, layers=2, heads=3, width=24),
     # A hidden width equal to the width: no shape tells whether a weight was turned around.
-    "untied": Config(vocab=17, context=9, layers=1, heads=1, width=8, hidden=8, tied=False),
+    "untied gpt": GPTConfig(vocab=17, context=9, layers=1, heads=1, width=8, hidden=8, tied=False),
     # Longer than two tiles of attention.
-    "long": Config(vocab=13, context=150, layers=1, heads=2, width=12),
+    "long gpt": GPTConfig(vocab=13, context=150, layers=1, heads=2, width=12),
+    "llama": LlamaConfig(vocab=31, context=12, layers=2, heads=4, kv_heads=2, width=24),
+    "long llama": LlamaConfig(vocab=13, context=150, layers=1, heads=2, width=12, tied=True),
 }
 
 
@@ -41,9 +43,9 @@ def batch(config: Config, sequences: int = 3) -> tuple[Any, Any]:
     return tokens, labels
 
 
-def filled(config: Config) -> mt.nn.GPT:
+def filled(config: Config) -> Model:
     """A model in which every bias and gain is random too, so that none can hide behind 0 or 1."""
-    model = mt.nn.GPT(config)
+    model = declare(config)
     rng = np.random.default_rng(7)
     for parameter in model.parameters().values():
         parameter.array = rng.normal(0.0, 0.3, parameter.declared)
@@ -54,7 +56,7 @@ def filled(config: Config) -> mt.nn.GPT:
 def test_logits_loss_and_every_gradient_equal_pytorchs(config: Config) -> None:
     model = filled(config)
     parameters = model.parameters()
-    peer = load(TorchGPT(config), {name: p.array for name, p in parameters.items()})
+    peer = load(peer_of(config), {name: p.array for name, p in parameters.items()})
     tokens, labels = batch(config)
 
     logits = model(tokens)
@@ -77,7 +79,7 @@ def test_logits_loss_and_every_gradient_equal_pytorchs(config: Config) -> None:
 
 
 def test_the_bound_tells_a_wrong_gradient() -> None:
-    config = CASES["tied"]
+    config = CASES["gpt"]
     model = filled(config)
     tokens, labels = batch(config)
     model.loss(model(tokens), labels).backward()
