@@ -44,7 +44,7 @@ class Tile:
     heads: slice
     rows: slice
     keys: slice  # from the first key to the last one that any row sees
-    hidden: Array | None  # (R, those keys): 0 where a row sees a key, else -inf; None: it sees all
+    hidden: Array  # (R, the last of those keys): -inf where a row does not see a key, else 0
 
     @property
     def queries(self) -> tuple[slice, ...]:
@@ -138,25 +138,25 @@ class Attention(Function):
                 for h in range(0, heads, step_k):
                     yield Tile(slice(b, b + step_b), slice(h, h + step_k), rows, keys, hidden)
 
-    def _visible(self, rows: slice, count: int, like: Array) -> tuple[slice, Array | None]:
-        """Which keys the rows see: a slice from the first on, and what in it is hidden."""
+    def _visible(self, rows: slice, count: int, like: Array) -> tuple[slice, Array]:
+        """Which keys the rows see: a slice from the first on, and what at its end is hidden."""
+        q, k = self.q_positions[rows, None], self.k_positions
         if not self.causal:
-            return slice(0, count), None
-        sees = self.q_positions[rows, None] >= self.k_positions[None, :]
-        any_row = np.flatnonzero(sees.any(axis=0))
-        stop = int(any_row[-1]) + 1 if len(any_row) else 0
-        if sees[:, :stop].all():
-            return slice(0, stop), None
-        hidden = np.where(sees[:, :stop], 0, -np.inf).astype(accumulator(like.dtype))
+            stop = first = count
+        else:
+            by_some, not_by_all = np.flatnonzero(k <= q.max()), np.flatnonzero(k > q.min())
+            stop = int(by_some[-1]) + 1 if by_some.size else 0
+            first = min(int(not_by_all[0]), stop) if not_by_all.size else stop
+        hidden = np.where(q >= k[first:stop], 0, -np.inf).astype(accumulator(like.dtype))
         return slice(0, stop), from_host(hidden, namespace(like))
 
     @staticmethod
     def _scores(tile: Tile, queries: Array, keys: Array) -> Array:
         """The tile's scores (b, k, G·R, n) of scaled queries; -inf where hidden."""
         scores = queries @ keys.swapaxes(-1, -2)
-        if tile.hidden is not None:
-            b, k, rows, n = scores.shape
-            scores.reshape(b, k, rows // len(tile.hidden), len(tile.hidden), n)[...] += tile.hidden
+        b, k, _, n = scores.shape
+        rows, last = tile.hidden.shape
+        scores.reshape(b, k, -1, rows, n)[..., n - last :] += tile.hidden
         return scores
 
     def _kept(self, tile: Tile, weights: Array, xp: Any) -> Array:
