@@ -125,6 +125,21 @@ def set_blas_threads(n: int) -> None:
         _blas().limit(limits=max(1, n), user_api="blas")
 
 
+SMALL_PRODUCT = 2e8
+"""Operations of a matrix product, some 2 ms of one core, below which BLAS should not share it."""
+
+
+def spare_blas_threads(largest: float) -> None:
+    """Give BLAS one thread from here on if the largest matrix product has few operations.
+
+    BLAS threads spin while they wait for each other. A product of a millisecond gains little from
+    a second core, and beside one other busy program it waits until that gives the core back: steps
+    of 35 ms took 700 now and then, and on average ten times as long.
+    """
+    if largest < SMALL_PRODUCT:
+        set_blas_threads(1)
+
+
 @cache
 def _blas() -> Any:
     """The BLAS libraries of this process; finding them takes longer than setting their threads."""

@@ -13,6 +13,7 @@ from minitrain.array import to_host
 from minitrain.batch import Batch
 from minitrain.comm import run_ranks
 from minitrain.comm.group import Group
+from minitrain.comm.run import blas_threads, set_blas_threads
 from minitrain.layout import Layout
 from minitrain.nn import CrossEntropy, GPTConfig, LlamaConfig
 from minitrain.nn.families import Config, Model, declare
@@ -117,18 +118,19 @@ class Task:
 
     def reference(self) -> dict[str, Trace]:
         """The single-device run with each optimizer."""
-        return {
-            name: train_serially(
-                self.declare().initialize(self.seed, "float64"),
-                self.batches(),
-                optimizer,
-                self.schedule().rate,
-                clip=self.clip,
-                micro_batches=self.micro_batches,
-                seed=self.seed,
-            )
-            for name, optimizer in self.optimizers.items()
-        }
+        with blas_threads(1):  # the products are too small to share
+            return {
+                name: train_serially(
+                    self.declare().initialize(self.seed, "float64"),
+                    self.batches(),
+                    optimizer,
+                    self.schedule().rate,
+                    clip=self.clip,
+                    micro_batches=self.micro_batches,
+                    seed=self.seed,
+                )
+                for name, optimizer in self.optimizers.items()
+            }
 
 
 def verify(
@@ -158,6 +160,7 @@ def verify(
 
 def verify_rank(group: Group, layout: Layout, task: Task, reference: dict[str, Trace]) -> list[Row]:
     """Train as one rank, and hold what it has against the reference."""
+    set_blas_threads(1)  # the products are too small to share
     rows: list[Row] = []
     for name, optimizer in task.optimizers.items():
         stepper = Stepper(

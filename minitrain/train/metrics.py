@@ -97,6 +97,16 @@ def flops_per_token(config: Config) -> float:
     return 6.0 * matrices + 12.0 * config.layers * config.width * config.context
 
 
+def largest_product(config: Config, tokens: float) -> float:
+    """Operations of the largest matrix product of a block's forward, for so many tokens."""
+    largest = max(
+        math.prod(parameter.declared)
+        for name, parameter in declare(config).parameters().items()
+        if name.startswith("blocks.0.")
+    )
+    return 2.0 * tokens * largest
+
+
 def peak_bytes() -> int:
     """The most memory that this process has had resident so far."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -7,10 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from minitrain.comm.run import spare_blas_threads
 from minitrain.train import checkpoint, folder
 from minitrain.train.build import load_model
 from minitrain.train.checkpoint import CheckpointError
 from minitrain.train.generate import Sampling, generate
+from minitrain.train.metrics import largest_product
 
 
 class Sample(NamedTuple):
@@ -36,6 +38,7 @@ def sample(path: Path, tokens: int, sampling: Sampling, prompt: bytes = b"") -> 
     """
     model, tokenizer = load_model(path)
     before = tokenizer.encode(prompt).tolist() or [tokenizer.start]
+    spare_blas_threads(largest_product(model.config, 1))
     ids = list(generate(model, before, tokens, sampling))
     return Sample(ids, tokenizer.decode(np.array(ids, np.int64)))
 
