@@ -74,8 +74,8 @@ def our_step(case: Case, group: Group) -> tuple[Callable[[], float], ParallelMod
     return lambda: stepper.step(batch).loss, model
 
 
-def peer_step(case: Case) -> Callable[[], float]:
-    """The same step in PyTorch, from the same weights."""
+def peer_step(case: Case, compiled: bool = False) -> Callable[[], float]:
+    """The same step in PyTorch, from the same weights; eager, or with torch.compile."""
     ours = declare(case.config).initialize(0)
     model = load(peer_of(case.config), {name: p.array for name, p in ours.parameters().items()})
     batch, parameters = case.data(), list(model.parameters())
@@ -86,9 +86,11 @@ def peer_step(case: Case) -> Callable[[], float]:
     ]
     optimizer = torch.optim.AdamW(groups, lr=LR, betas=BETAS, eps=EPSILON)
 
+    forward = torch.compile(model) if compiled else model
+
     def step() -> float:
         optimizer.zero_grad()
-        loss = loss_of(model(tokens), labels)
+        loss = loss_of(forward(tokens), labels)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, CLIP)
         optimizer.step()

@@ -2,8 +2,9 @@
 
 A step is forward, backward, clipping by the global norm and AdamW. Ours is the step that
 `minitrain train` runs, on one rank with all cores in BLAS, or on data-parallel thread ranks with
-their share of them. PyTorch runs eagerly. The two take turns, each turn's first step is thrown
-away (caches, and threads of the other that still spin), and medians are compared.
+their share of them; the better one is held against PyTorch eager. The two take turns, each turn's
+first step is thrown away, and medians are compared. "In products" is the share of our step, on one
+rank, that is spent in matrix products.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ class Race:
         return self.ours / self.peer
 
 
-def race(group: Group, case: Case, turns: int, patience: float) -> Race:
+def race(group: Group, case: Case, turns: int, patience: float, compiled: bool) -> Race:
     """Our ranks and PyTorch, on the first rank's thread, take turns."""
     torch.set_num_threads(cores())
-    (ours, _), peer = our_step(case, group), peer_step(case)
+    (ours, _), peer = our_step(case, group), peer_step(case, compiled)
     _check(ours(), peer())
     times = take_turns(group, ours, peer, turns=turns, steps=case.steps, patience=patience)
     return Race(group.size, *times)
@@ -69,33 +70,39 @@ def sgemm_rates(size: int = 1024) -> tuple[float, float]:
     return rate(lambda: a @ a, flops) / 1e9, rate(lambda: b @ b, flops) / 1e9
 
 
-def row(case: Case, ranks: tuple[int, ...], turns: int, patience: float) -> dict[str, Any]:
+def row(
+    case: Case, ranks: list[int], turns: int, patience: float, compiled: bool
+) -> dict[str, Any]:
     """A case's figures: times and ratio are those of the best number of ranks."""
-    races = {n: run_ranks(n, race, case, turns, patience)[0] for n in ranks}
+    races = {n: run_ranks(n, race, case, turns, patience, False)[0] for n in ranks}
     best = min(races.values(), key=lambda r: r.ratio)
+    ratios = {f"{n} rank{'s' * (n > 1)}": r.ratio for n, r in races.items()}
+    if compiled:
+        against = run_ranks(best.ranks, race, case, turns, patience, True)[0]
+        ratios["compiled"] = against.ratio
     wait_for_quiet(patience)
     return {
         "case": str(case),
         "ours": best.ours,
         "peer": best.peer,
         "ratio": best.ratio,
-        "ratios": {n: r.ratio for n, r in races.items()},
+        "ratios": ratios,
         "in_products": run_ranks(1, products, case)[0] / races[min(ranks)].ours,
         "gflops": case.flops / best.ours / 1e9,
     }
 
 
-def head(ranks: tuple[int, ...]) -> str:
-    """The table's first line."""
-    each = "".join(f"{f'ratio, {n} rank' + 's' * (n > 1):>16}" for n in ranks)
-    return f"{'case':36}{'ours':>10}{'PyTorch':>10}{each}{'in products':>13}{'GFLOP/s':>9}"
+def head(row: dict[str, Any]) -> str:
+    """The table's first line, which names the ratios that a row has."""
+    each = "".join(f"{name:>10}" for name in row["ratios"])
+    return f"{'case':38}{'ours':>10}{'PyTorch':>10}{each}{'in products':>13}{'GFLOP/s':>9}"
 
 
-def line(r: dict[str, Any]) -> str:
+def line(row: dict[str, Any]) -> str:
     """A line of the table."""
-    each = "".join(f"{ratio:16.2f}" for ratio in r["ratios"].values())
-    times = f"{1e3 * r['ours']:8.1f}ms{1e3 * r['peer']:8.1f}ms"
-    return f"{r['case']:36}{times}{each}{r['in_products']:13.0%}{r['gflops']:9.0f}"
+    each = "".join(f"{ratio:10.2f}" for ratio in row["ratios"].values())
+    times = f"{1e3 * row['ours']:8.1f}ms{1e3 * row['peer']:8.1f}ms"
+    return f"{row['case']:38}{times}{each}{row['in_products']:13.0%}{row['gflops']:9.0f}"
 
 
 @click.command(help=__doc__)
@@ -103,18 +110,18 @@ def line(r: dict[str, Any]) -> str:
 @click.option("--case", "wanted", type=int, multiple=True, help="Number of a case, from 0.")
 @click.option("--turns", type=int, default=4, help="Turns of each side that count.")
 @click.option("--patience", type=float, default=5.0, help="Seconds to wait for a quiet machine.")
+@click.option("--compile", "compiled", is_flag=True, help="Race torch.compile too, beside it.")
 @click.option("--json", "as_json", is_flag=True, help="End with one line of JSON.")
-def main(
-    ranks: tuple[int, ...], wanted: tuple[int, ...], turns: int, patience: float, as_json: bool
-) -> None:
+def main(wanted: tuple[int, ...], as_json: bool, patience: float, **options: Any) -> None:
     keep_memory()
     wait_for_quiet(patience)
     ours, peer = sgemm_rates()
     click.echo(f"sgemm on {cores()} cores: NumPy {ours:.0f}, PyTorch {peer:.0f} GFLOP/s")
-    click.echo(head(ranks))
     rows = []
     for case in [CASES[i] for i in wanted or range(len(CASES))]:
-        rows.append(row(case, ranks, turns, patience))
+        rows.append(row(case, patience=patience, **options))
+        if len(rows) == 1:
+            click.echo(head(rows[0]))
         click.echo(line(rows[-1]))
     mean = geometric_mean([r["ratio"] for r in rows])
     click.echo(f"geometric mean of the ratios: {mean:.2f}")
