@@ -56,13 +56,21 @@ class Ranks(NamedTuple):
             sys.stderr.flush()
             os.execv(command[0], command + sys.argv[1:])
 
-    def run(self, function: Callable[..., T], *args: Any) -> T:
-        """function(group, *args) on every rank; the result of rank 0 (or of this MPI process)."""
+    def run(self, function: Callable[..., T], *args: Any, largest: float) -> T:
+        """function(group, *args) on every rank; the result of rank 0 (or of this MPI process).
+
+        largest: operations of a rank's largest matrix product, which BLAS gets threads for.
+        """
         from minitrain.comm import run_ranks, world
+        from minitrain.comm.run import SMALL_PRODUCT, fitting_blas_threads, set_blas_threads
 
         if self.backend == "mpi":
-            return function(world(self.options), *args)
-        return run_ranks(self.layout.size, function, *args)[0]
+            group = world(self.options)
+            if largest < SMALL_PRODUCT:
+                set_blas_threads(1)
+            return function(group, *args)
+        blas = fitting_blas_threads(largest, self.layout.size)
+        return run_ranks(self.layout.size, function, *args, blas=blas)[0]
 
 
 def rank_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -55,11 +55,22 @@ def _run(ranks: Ranks, run: Run) -> Outcome:
 
     try:
         with _graceful_stop(run.stop):
-            return ranks.run(_rank, run)
+            return ranks.run(_rank, run, largest=_largest_product(run))
     except (FolderError, CheckpointError) as error:  # raised before anything is written
         fail(str(error), 2)
     except (TrainingError, WriteError) as error:
         fail(str(error), 1)
+
+
+def _largest_product(run: Run) -> float:
+    """Operations of the largest matrix product of a rank's step."""
+    from minitrain.train.build import model_of
+    from minitrain.train.metrics import largest_product
+
+    config, vocab = run.config, run.corpus.tokenizer.vocab
+    parts = config.data.micro_batches * run.layout.size
+    tokens = config.data.batch * config.model.context / parts
+    return largest_product(model_of(config, vocab).config, tokens)
 
 
 def _prepare(given: Given, ranks: Ranks, run_dir: str | None, resume: bool) -> Run:

@@ -108,7 +108,8 @@ def _judge(
 
     try:
         with planted(fault):
-            report = Report(str(ranks.layout), ranks.run(_rank, ranks.layout, task, reference))
+            rows = ranks.run(_rank, ranks.layout, task, reference, largest=0)
+            report = Report(str(ranks.layout), rows)
     except LauncherError:
         raise
     except Exception as error:  # whatever it is: a crash is a verdict too

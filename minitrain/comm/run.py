@@ -24,12 +24,14 @@ def run_ranks(
     n: int,
     fn: Callable[..., T],
     *args: Any,
+    blas: int | None = None,
     synchronous: bool = False,
     nodes: Sequence[int] = (),
 ) -> list[T]:
     """Run fn(group, *args) on n ranks, threads of this process, and return their results in order.
 
     Args:
+        blas: BLAS threads of each rank; the cores over the ranks if None.
         synchronous: a send waits until it is received, instead of copying and returning; a program
             that relies on buffering then ends in a DeadlockError.
         nodes: a number for each rank, the node that it pretends to run on; by default the same.
@@ -62,7 +64,7 @@ def run_ranks(
         threading.Thread(target=rank_main, args=(rank,), name=f"rank {rank}", daemon=True)
         for rank in range(n)
     ]
-    with blas_threads(cores() // n):
+    with blas_threads(blas or cores() // n):
         _run(world, threads)
     if world.failure is not None:
         raise world.failure
@@ -120,7 +122,7 @@ def blas_threads(n: int) -> Iterator[None]:
 
 
 def set_blas_threads(n: int) -> None:
-    """The same, from here on."""
+    """The same, from here on. From the main thread: OpenBLAS does not hear the others."""
     if "OMP_NUM_THREADS" not in os.environ:
         _blas().limit(limits=max(1, n), user_api="blas")
 
@@ -129,15 +131,14 @@ SMALL_PRODUCT = 2e8
 """Operations of a matrix product, some 2 ms of one core, below which BLAS should not share it."""
 
 
-def spare_blas_threads(largest: float) -> None:
-    """Give BLAS one thread from here on if the largest matrix product has few operations.
+def fitting_blas_threads(largest: float, ranks: int = 1) -> int:
+    """BLAS threads for each of some ranks on this machine, by their largest matrix product.
 
     BLAS threads spin while they wait for each other. A product of a millisecond gains little from
     a second core, and beside one other busy program it waits until that gives the core back: steps
     of 35 ms took 700 now and then, and on average ten times as long.
     """
-    if largest < SMALL_PRODUCT:
-        set_blas_threads(1)
+    return 1 if largest < SMALL_PRODUCT else max(1, cores() // ranks)
 
 
 @cache

@@ -13,7 +13,7 @@ from minitrain.array import to_host
 from minitrain.batch import Batch
 from minitrain.comm import run_ranks
 from minitrain.comm.group import Group
-from minitrain.comm.run import blas_threads, set_blas_threads
+from minitrain.comm.run import blas_threads
 from minitrain.layout import Layout
 from minitrain.nn import CrossEntropy, GPTConfig, LlamaConfig
 from minitrain.nn.families import Config, Model, declare
@@ -154,13 +154,14 @@ def verify(
     work = Task(model=model_config, **task)
     reference = work.reference()
     with planted(fault):
-        rows = run_ranks(layout.size, verify_rank, layout, work, reference, synchronous=True)
+        rows = run_ranks(
+            layout.size, verify_rank, layout, work, reference, blas=1, synchronous=True
+        )
     return Report(str(layout), _in_order(rows))
 
 
 def verify_rank(group: Group, layout: Layout, task: Task, reference: dict[str, Trace]) -> list[Row]:
     """Train as one rank, and hold what it has against the reference."""
-    set_blas_threads(1)  # the products are too small to share
     rows: list[Row] = []
     for name, optimizer in task.optimizers.items():
         stepper = Stepper(

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from minitrain.comm.group import Group
-from minitrain.comm.run import spare_blas_threads
 from minitrain.layout import Layout
 from minitrain.train import build
 from minitrain.train.config import RunConfig, to_toml
@@ -18,7 +17,6 @@ from minitrain.train.metrics import (
     MetricsFile,
     flops_per_token,
     keep_until,
-    largest_product,
     over_ranks,
 )
 from minitrain.train.step import Stepper, StepResult
@@ -97,9 +95,6 @@ def train(group: Group, run: Run, reporter: Reporter | None = None) -> Outcome:
         FolderError: a folder that can't be made.
     """
     stepper = build.stepper_of(run.config, run.layout, group, run.corpus.tokenizer.vocab)
-    data, parts = run.config.data, run.layout.size * run.config.data.micro_batches
-    tokens = data.batch * run.config.model.context / parts
-    spare_blas_threads(largest_product(stepper.model.module.config, tokens))
     done = build.resume(stepper, run.start) if run.start else 0
     group.barrier()
     listeners: list[Reporter] = []

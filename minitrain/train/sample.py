@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from minitrain.comm.run import spare_blas_threads
+from minitrain.comm.run import fitting_blas_threads, set_blas_threads
 from minitrain.train import checkpoint, folder
 from minitrain.train.build import load_model
 from minitrain.train.checkpoint import CheckpointError
@@ -38,7 +38,7 @@ def sample(path: Path, tokens: int, sampling: Sampling, prompt: bytes = b"") -> 
     """
     model, tokenizer = load_model(path)
     before = tokenizer.encode(prompt).tolist() or [tokenizer.start]
-    spare_blas_threads(largest_product(model.config, 1))
+    set_blas_threads(fitting_blas_threads(largest_product(model.config, 1)))
     ids = list(generate(model, before, tokens, sampling))
     return Sample(ids, tokenizer.decode(np.array(ids, np.int64)))
 

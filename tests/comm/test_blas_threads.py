@@ -10,7 +10,7 @@ from threadpoolctl import threadpool_info
 
 from minitrain.comm import run_ranks
 from minitrain.comm.group import Group
-from minitrain.comm.run import SMALL_PRODUCT, blas_threads, cores, spare_blas_threads
+from minitrain.comm.run import SMALL_PRODUCT, blas_threads, cores, fitting_blas_threads
 
 pytestmark = pytest.mark.skipif(
     "OMP_NUM_THREADS" in os.environ, reason="OMP_NUM_THREADS wins, as it should"
@@ -24,19 +24,16 @@ def threads() -> set[int]:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_small_products_are_not_shared(ranks: int) -> None:
-    def rank(group: Group) -> tuple[set[int], set[int]]:
-        spare_blas_threads(SMALL_PRODUCT)  # large enough: nothing changes
-        group.barrier()
-        before = threads()
-        group.barrier()
-        spare_blas_threads(SMALL_PRODUCT / 2)
-        return before, threads()
+    def rank(group: Group) -> set[int]:
+        return threads()
 
     outside = threads()
-    for before, after in run_ranks(ranks, rank):
-        assert before == {max(1, cores() // ranks)}
-        assert after == {1}
-    assert threads() == outside
+    share = {max(1, cores() // ranks)}
+    for largest, expected in ((SMALL_PRODUCT, share), (SMALL_PRODUCT / 2, {1})):
+        blas = fitting_blas_threads(largest, ranks)
+        assert run_ranks(ranks, rank, blas=blas) == [expected] * ranks
+        assert threads() == outside
+    assert run_ranks(ranks, rank) == [share] * ranks
 
 
 def test_a_limit_ends_with_its_block() -> None:
