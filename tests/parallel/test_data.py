@@ -24,7 +24,7 @@ from minitrain.train.step import Stepper
 def hold(task: Task, size: int, reference: dict[str, Trace] | None = None) -> list[Row]:
     """The comparisons of all ranks of a data-parallel run, on sends that wait for their receive."""
     reference = reference or task.reference()
-    rows = run_ranks(size, verify_rank, dp(size), task, reference, synchronous=True)
+    rows = run_ranks(size, verify_rank, dp(size), task, reference, blas=1, synchronous=True)
     return [row for rank in rows for row in rank]
 
 
