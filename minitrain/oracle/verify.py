@@ -84,7 +84,7 @@ class Task:
         smoothing, z_loss: of its loss, not 0 so that they are verified too.
         steps: how many steps with each optimizer.
         batch, micro_batches: sequences of a step, and the parts they are computed in.
-        lr: the peak learning rate; high, so that a few steps move the weights far.
+        lr: the peak learning rate; ten times higher, AdamW grows rounding to 1e-12 in 20 steps.
         clip: the largest global norm; small, so that clipping is active.
         bucket: bytes of gradient that are reduced together; few, so that there are many buckets.
         seed: of weights, data and dropout.
@@ -96,7 +96,7 @@ class Task:
     steps: int = 4
     batch: int = 24
     micro_batches: int = 2
-    lr: float = 1e-2
+    lr: float = 1e-3
     clip: float | None = 0.5
     bucket: int = 1 << 16
     seed: int = 0
