@@ -12,12 +12,13 @@ from torch_models import load, loss_of, peer_of
 
 from minitrain.batch import Batch
 from minitrain.comm import Group
+from minitrain.comm.run import fitting_blas_threads
 from minitrain.layout import Layout
 from minitrain.nn import GPTConfig, LlamaConfig
 from minitrain.nn.families import Config, declare, to_values
 from minitrain.optim import AdamW
 from minitrain.parallel import Mesh, ParallelModel, parallelize
-from minitrain.train.metrics import flops_per_token
+from minitrain.train.metrics import flops_per_token, largest_product
 from minitrain.train.step import Stepper
 
 LR, BETAS, EPSILON, DECAY, CLIP = 1e-3, (0.9, 0.99), 1e-8, 0.1, 1.0
@@ -40,6 +41,11 @@ class Case:
         """Operations of a step, attention counted as if nothing were masked."""
         return flops_per_token(self.config) * self.batch * self.config.context
 
+    def blas_threads(self, ranks: int) -> int:
+        """BLAS threads for each of our ranks: as many as `minitrain train` gives them."""
+        tokens = self.batch * self.config.context / ranks
+        return fitting_blas_threads(largest_product(self.config, tokens), ranks)
+
     @property
     def steps(self) -> int:
         """Steps of a turn: enough to last some tenths of a second."""
@@ -57,12 +63,12 @@ CASES = [
     Case(GPTConfig(vocab=256, context=128, layers=4, heads=4, width=256), batch=8),
     Case(GPTConfig(vocab=256, context=256, layers=6, heads=6, width=384), batch=4),
     Case(GPTConfig(vocab=2048, context=512, layers=6, heads=8, width=512), batch=2),
-    Case(GPTConfig(vocab=256, context=1024, layers=4, heads=4, width=128), batch=1),
-    Case(GPTConfig(vocab=2048, context=1024, layers=6, heads=8, width=512), batch=1),
+    Case(GPTConfig(vocab=256, context=1024, layers=4, heads=4, width=128), batch=2),
+    Case(GPTConfig(vocab=2048, context=1024, layers=6, heads=8, width=512), batch=2),
     Case(LlamaConfig(vocab=256, context=64, layers=4, heads=4, width=128), batch=12),
     Case(LlamaConfig(vocab=256, context=256, layers=4, heads=8, kv_heads=4, width=256), batch=4),
     Case(LlamaConfig(vocab=2048, context=512, layers=6, heads=6, kv_heads=2, width=384), batch=2),
-    Case(LlamaConfig(vocab=4096, context=1024, layers=8, heads=8, width=512), batch=1),
+    Case(LlamaConfig(vocab=4096, context=1024, layers=8, heads=8, width=512), batch=2),
 ]
 
 

@@ -1,10 +1,10 @@
 """How long is a training step, as a share of PyTorch's? Same model, batch, process and threads.
 
 A step is forward, backward, clipping by the global norm and AdamW. Ours is the step that
-`minitrain train` runs, on one rank with all cores in BLAS, or on data-parallel thread ranks with
-their share of them; the better one is held against PyTorch eager. The two take turns, each turn's
-first step is thrown away, and medians are compared. "In products" is the share of our step, on one
-rank, that is spent in matrix products.
+`minitrain train` runs, on one rank or on data-parallel thread ranks that share the cores; the
+better one is held against PyTorch eager. The two take turns, each turn's first step is thrown away,
+and medians are compared. "In products" is the share of our step, on one rank, that is spent in
+matrix products.
 """
 
 from __future__ import annotations
@@ -74,11 +74,13 @@ def row(
     case: Case, ranks: list[int], turns: int, patience: float, compiled: bool
 ) -> dict[str, Any]:
     """A case's figures: times and ratio are those of the best number of ranks."""
-    races = {n: run_ranks(n, race, case, turns, patience, False)[0] for n in ranks}
+    blas = {n: case.blas_threads(n) for n in ranks}
+    races = {n: run_ranks(n, race, case, turns, patience, False, blas=blas[n])[0] for n in ranks}
     best = min(races.values(), key=lambda r: r.ratio)
     ratios = {f"{n} rank{'s' * (n > 1)}": r.ratio for n, r in races.items()}
     if compiled:
-        against = run_ranks(best.ranks, race, case, turns, patience, True)[0]
+        n = best.ranks
+        against = run_ranks(n, race, case, turns, patience, True, blas=blas[n])[0]
         ratios["compiled"] = against.ratio
     wait_for_quiet(patience)
     return {
@@ -87,7 +89,8 @@ def row(
         "peer": best.peer,
         "ratio": best.ratio,
         "ratios": ratios,
-        "in_products": run_ranks(1, products, case)[0] / races[min(ranks)].ours,
+        "in_products": run_ranks(1, products, case, blas=case.blas_threads(1))[0]
+        / races[min(ranks)].ours,
         "gflops": case.flops / best.ours / 1e9,
     }
 
