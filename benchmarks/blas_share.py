@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import wraps
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -33,15 +36,27 @@ def _plain(x: Any) -> Any:
     return x.view(np.ndarray) if isinstance(x, Watched) else x
 
 
+@contextmanager
+def watched_arrays() -> Iterator[None]:
+    """Inside, the arrays that NumPy makes are watched ones."""
+    with ExitStack() as stack:
+        for name in ("empty", "zeros", "full", "ones", "empty_like"):
+            make = getattr(np, name)
+            watched = wraps(make)(lambda *a, make=make, **k: make(*a, **k).view(Watched))
+            stack.enter_context(patch.object(np, name, watched))
+        yield
+
+
 def product_seconds(step: Callable[[], object], parameters: list[Parameter], steps: int) -> float:
     """Seconds that a step on this one rank spends in matrix products, the median of some steps."""
     for parameter in parameters:
         parameter.array = parameter.array.view(Watched)
     marks = [0.0]
     Watched.seconds = 0.0
-    for _ in range(steps):
-        step()
-        marks.append(Watched.seconds)
+    with watched_arrays():
+        for _ in range(steps):
+            step()
+            marks.append(Watched.seconds)
     for parameter in parameters:
         parameter.array = _plain(parameter.array)
     return median(np.diff(marks).tolist())
