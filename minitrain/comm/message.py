@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from minitrain.array import Array
+from minitrain.array import Array, namespace
 from minitrain.comm import device, report
 from minitrain.comm.transport import Combine
 from minitrain.comm.wire import as_bytes, decoded, parts
@@ -58,36 +58,48 @@ class Sent:
     done = True
 
 
+SENT = Sent()
+
+
+class Landing:
+    """Where a message of known size is laid down, until all of it is there.
+
+    array: out itself, or memory beside it to combine from. room: that, or the host's for it.
+    """
+
+    def __init__(self, out: Array, combine: Combine | None, *, cuda_aware: bool) -> None:
+        self._out = out
+        self._combine = combine
+        self.array = out if combine is None else namespace(out).empty_like(out)
+        self.room = self.array
+        if not isinstance(out, np.ndarray):
+            self.room = device.room_for(self.array, cuda_aware)
+
+    def settle(self) -> None:
+        """The message is there: fill out with it."""
+        if self.room is not self.array:
+            device.settle(self.room, self.array)
+        if self._combine is not None:
+            self._combine(self.array, self._out, 0)
+
+
 class Receiving:
     """A message of known size, received into the caller's memory."""
 
-    __slots__ = (
-        *("_combine", "_landing", "_left", "_requests", "_room"),
-        *("address", "array", "error", "peer"),
-    )
+    __slots__ = ("_landing", "_requests", "_total", "address", "array", "error", "peer")
     verb = "receive from"
 
     def __init__(
-        self,
-        out: Array,
-        landing: Array,
-        room: Array,
-        source: int,
-        address: Address,
-        limit: int,
-        combine: Combine | None,
+        self, out: Array, landing: Landing, source: int, address: Address, limit: int
     ) -> None:
-        """landing: out itself, or memory beside it to combine from; room: it, or the host's."""
         self.array = out
-        self._landing = landing
-        self._combine = combine
         self.error: Exception | None = None
         self.peer = source
         self.address = address
-        self._room = room
-        self._left = out.nbytes
-        start, tag = address.comm.Irecv, address.tag
-        self._requests = [start(part, source, tag) for part in parts(as_bytes(room), limit)]
+        self._landing = landing
+        self._total = 0
+        start, tag, room = address.comm.Irecv, address.tag, as_bytes(landing.room)
+        self._requests = [start(part, source, tag) for part in parts(room, limit)]
         self._requests.reverse()
 
     @property
@@ -98,70 +110,16 @@ class Receiving:
             if not requests[-1].Test(_STATUS):
                 return False
             requests.pop()
-            self._left -= _STATUS.Get_count(_BYTE)
+            self._total += _STATUS.Get_count(MPI.BYTE)
             if not requests:
                 self._settle()
         return True
 
     def _settle(self) -> None:
-        if self._room is not self._landing:
-            device.settle(self._room, self._landing)
-        if self._left:
-            self.error = _too_short(self.array, self.peer, self._left)
-        elif self._combine is not None:
-            self._combine(self._landing, self.array)
-
-
-class Exchanging:
-    """A receive and a send in one part each: all that most steps of a collective do.
-
-    Both in one object take half the time of two, which is what counts for small messages.
-    """
-
-    __slots__ = ("_combine", "_landing", "_receive", "_send", "address", "array", "error", "peer")
-    verb = "exchange with"
-
-    def __init__(
-        self,
-        x: Array,
-        dest: int,
-        out: Array,
-        source: int,
-        address: Address,
-        combine: Combine | None,
-    ) -> None:
-        comm, tag, _ = address
-        landing = out if combine is None else np.empty_like(out)
-        if x.dtype.kind == "V":  # mpi4py cannot read the memory of bfloat16
-            self._receive: MPI.Request | None = comm.Irecv(as_bytes(landing), source, tag)
-            self._send: MPI.Request | None = comm.Isend(as_bytes(x), dest, tag)
+        if self._total == self.array.nbytes:
+            self._landing.settle()
         else:
-            self._receive = comm.Irecv([landing, landing.nbytes, _BYTE], source, tag)
-            self._send = comm.Isend([x, x.nbytes, _BYTE], dest, tag)
-        self._combine = combine
-        self._landing = landing
-        self.array = out
-        self.error: Exception | None = None
-        self.peer = source
-        self.address = address
-
-    @property
-    def done(self) -> bool:
-        """Whether both have finished; a message that was too short is an error."""
-        if self._receive is not None:
-            if not self._receive.Test(_STATUS):
-                return False
-            self._receive = None
-            left = self.array.nbytes - _STATUS.Get_count(_BYTE)
-            if left:
-                self.error = _too_short(self.array, self.peer, left)
-            elif self._combine is not None:
-                self._combine(self._landing, self.array)
-        if self._send is not None:
-            if not self._send.Test():
-                return False
-            self._send = None
-        return True
+            self.error = wrong_size(self.array, self.peer, self._total)
 
 
 class Probing:
@@ -216,10 +174,10 @@ class Probing:
 
 
 _STATUS = MPI.Status()  # written and read between two calls; MPI ranks have one thread
-_BYTE = MPI.BYTE
 
 
-def _too_short(expected: Array, source: int, missing: int) -> ValueError:
+def wrong_size(expected: Array, source: int, total: int) -> ValueError:
+    """The error of a message that has not the bytes it must have."""
     return ValueError(
-        f"expected {report.array(expected)} from rank {source}, which sent {missing} bytes less"
+        f"expected {report.array(expected)} from rank {source}, which sent {total} bytes"
     )

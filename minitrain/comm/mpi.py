@@ -15,10 +15,11 @@ from weakref import WeakValueDictionary
 import numpy as np
 from mpi4py import MPI
 
-from minitrain.array import Array, namespace
+from minitrain.array import Array
 from minitrain.comm import device, report
 from minitrain.comm.abort import abort
-from minitrain.comm.message import Address, Exchanging, Probing, Receiving, Sending, Sent
+from minitrain.comm.lanes import Arriving, Lanes, Leaving
+from minitrain.comm.message import SENT, Address, Landing, Probing, Receiving, Sending, Sent
 from minitrain.comm.options import Options
 from minitrain.comm.run import core_numbers
 from minitrain.comm.transport import Combine, Request, Transport
@@ -39,7 +40,7 @@ _NAP = 0.0001
 _SPINS = 50
 """Times of asking before the core is offered to others, unless there are more ranks than cores."""
 
-_TOLD = (Sending, Receiving, Exchanging, Probing)
+_TOLD = (Sending, Receiving, Probing, Leaving, Arriving)
 
 
 _MOST_CORES = 8192
@@ -68,7 +69,7 @@ class MPITransport(Transport):
 
     kind = "mpi"
 
-    def __init__(self, comm: MPI.Comm, place: Place, options: Options) -> None:
+    def __init__(self, comm: MPI.Intracomm, place: Place, options: Options) -> None:
         super().__init__(comm.Get_rank(), comm.Get_size(), place.nodes)
         self.check_collectives = options.check_collectives
         self.limit = options.limit
@@ -78,7 +79,12 @@ class MPITransport(Transport):
         self._names: dict[int, str] = {}
         self._folded: dict[int, int] = {}
         self._addresses: dict[tuple[int, int], Address] = {}
-        self._outbox: list[Sending] = []
+        self._outbox: list[Sending | Leaving | Sent] = []
+        # MPI that reads GPU memory by itself gets all messages, whatever their arrays.
+        shared = options.shared_memory and not options.cuda_aware
+        self._lanes = Lanes(comm) if shared else None
+        self._outlets = self._lanes.outlets if self._lanes else {}
+        self._inlets = self._lanes.inlets if self._lanes else {}
         self._spins = 1 if place.ranks > place.cores else _SPINS
         # Weak, so that what was received is not kept.
         self._probing: WeakValueDictionary[tuple[int, int], Probing] = WeakValueDictionary()
@@ -103,13 +109,18 @@ class MPITransport(Transport):
         elif copy:
             data = data.copy()
         synchronous = copy and self._options.synchronous
-        start = route.comm.Issend if synchronous else route.comm.Isend
-        message = Sending(data, dest, route, self.limit, start)
+        outlet = self._outlets.get(dest)
+        message: Sending | Leaving | Sent
+        if outlet is not None:
+            message = outlet.send(data, dest, route, received=synchronous)
+        else:
+            start = route.comm.Issend if synchronous else route.comm.Isend
+            message = Sending(data, dest, route, self.limit, start)
         if synchronous or not copy:
             return message
-        self._outbox = [earlier for earlier in self._outbox if not earlier.done]
-        self._outbox.append(message)
-        return Sent()
+        if not message.done:
+            self._outbox.append(message)
+        return SENT
 
     def receive(
         self,
@@ -121,12 +132,12 @@ class MPITransport(Transport):
         combine: Combine | None = None,
     ) -> Request:
         """See `Transport.receive`."""
+        inlet = self._inlets.get(source)
+        if inlet is not None:
+            return inlet.receive(out, source, route, like, combine)
         if out is not None:
-            landing = out if combine is None else namespace(out).empty_like(out)
-            room = landing
-            if not isinstance(out, np.ndarray):
-                room = device.room_for(landing, self._options.cuda_aware)
-            return Receiving(out, landing, room, source, route, self.limit, combine)
+            landing = Landing(out, combine, cuda_aware=self._options.cuda_aware)
+            return Receiving(out, landing, source, route, self.limit)
         probing = Probing(source, route, self.limit, like)
         key = source, route.channel
         before = self._probing.get(key)
@@ -144,11 +155,15 @@ class MPITransport(Transport):
         route: Address,
         combine: Combine | None = None,
     ) -> Sequence[Request]:
-        """See `Transport.exchange`."""
-        small = x.nbytes < self.limit and out.nbytes < self.limit
-        if small and isinstance(x, np.ndarray):
-            return (Exchanging(x, dest, out, source, route, combine),)
-        return super().exchange(x, dest, out, source, route, combine)
+        """See `Transport.exchange`. Sent first, so that it is on its way while this goes on."""
+        outlet = self._outlets.get(dest)
+        message: Request
+        if outlet is not None and isinstance(x, np.ndarray):
+            message = outlet.send(as_bytes(x), dest, route, received=False)
+        else:
+            message = self.send(x, dest, route, copy=False, header=False)
+        receive = self.receive(out, source, route, combine=combine)
+        return (receive,) if message is SENT else (receive, message)
 
     def wait(self, pending: Sequence[Sequence[Request]]) -> None:
         """See `Transport.wait`. MPI has no other way to wait for some of several than to ask."""
@@ -158,6 +173,7 @@ class MPITransport(Transport):
         start = time.monotonic()
         told = False
         while not _any_complete(pending):
+            self._push()
             waited = time.monotonic() - start
             if waited < _SPIN:
                 _yield()  # the other rank may need this core
@@ -172,6 +188,13 @@ class MPITransport(Transport):
         """Wait until all that was sent has left this process, which is about to end."""
         for message in self._outbox:
             self.wait([[message]])
+        if self._lanes is not None:
+            self._lanes.close()
+
+    def _push(self) -> None:
+        """Move on what was copied to be sent, which its sender no longer waits for."""
+        if self._outbox:
+            self._outbox = [message for message in self._outbox if not message.done]
 
     def _report_stall(self, pending: Sequence[Sequence[Request]], waited: float) -> None:
         """Say for what this rank waits; the ranks that wait for each other all do."""
@@ -213,10 +236,11 @@ class MPITransport(Transport):
 def _any_complete(pending: Sequence[Sequence[Request]]) -> bool:
     # Loops, since this is asked again and again, and generators take twice as long.
     for requests in pending:
+        complete = True
         for request in requests:
-            if not request.done:
-                break
-        else:
+            if not request.done:  # all are asked: that is what moves them along
+                complete = False
+        if complete:
             return True
     return False
 

@@ -21,6 +21,9 @@ class Options:
     cuda_aware: bool = False
     """MPI can read and write GPU memory; otherwise messages pass through pinned host memory."""
 
+    shared_memory: bool = True
+    """Ranks of one node talk through memory that they share; otherwise MPI brings everything."""
+
     synchronous: bool = False
     """A send waits until it is received: for tests that nothing relies on buffering."""
 

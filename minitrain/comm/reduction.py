@@ -46,9 +46,15 @@ class Reduction:
 
     def joining(self, mine: Array, *, first: bool = True) -> Combine:
         """For what arrives: out = mine op it, or, if mine is not to be first, it op mine."""
-        if first:
-            return lambda came, out: self(mine, came, out)
-        return lambda came, out: self(came, mine, out)
+
+        def combine(came: Array, out: Array, start: int = 0) -> None:
+            part = mine if came.size == mine.size else mine[start : start + came.size]
+            if first:
+                self._function(part, came, out=out)
+            else:
+                self._function(came, part, out=out)
+
+        return combine
 
     def copy(self, x: Array, out: Array) -> None:
         """out = x, where a reduction begins."""

@@ -106,12 +106,13 @@ class Reductions(Caller):
 
 
 def _all_reduce(peers: Peers, x: Array, op: Reduction) -> Steps:
-    flat = x.ravel()
+    flat = x if x.ndim == 1 else x.ravel()
     if peers.algorithm != "pairwise":
         flat = op.widened(flat)
     out = op.xp.empty_like(flat)
     yield from _ALL_REDUCE[peers.algorithm](peers, flat, out, op)
-    return op.rounded(out, x).reshape(x.shape)
+    out = op.rounded(out, x)
+    return out if x.ndim == 1 else out.reshape(x.shape)
 
 
 def _reduce(peers: Peers, x: Array, root: int, op: Reduction) -> Steps:

@@ -199,7 +199,7 @@ class ThreadTransport(Transport):
         return 0
 
 
-def _copy(came: Array, out: Array) -> None:
+def _copy(came: Array, out: Array, start: int = 0) -> None:
     namespace(came).copyto(out, came)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import ml_dtypes
@@ -40,8 +40,11 @@ Messages of one route and sender arrive in the order in which they were sent.
 """
 
 
-Combine: TypeAlias = Callable[[Array, Array], None]
-"""combine(came, out) puts into out what comes of a message that has arrived: a reduction."""
+class Combine(Protocol):
+    """What fills memory with what comes of a message, instead of a copy: a reduction."""
+
+    def __call__(self, came: Array, out: Array, start: int = 0) -> None:
+        """Fill out from came, the elements of the message from start on."""
 
 
 class Request(Protocol):
