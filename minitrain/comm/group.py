@@ -179,7 +179,8 @@ class Group(Reductions, Movements):
 
     def next_route(self) -> Route:
         """The route of this group's next collective."""
-        transport, channel = self.transport, self._channel(None)
+        transport = self.transport
+        channel = self._channels.get(None) or self._channel(None)
         sequence = transport.sequences[channel]
         transport.sequences[channel] = sequence + 1
         return transport.route(channel, sequence)

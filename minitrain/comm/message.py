@@ -50,7 +50,7 @@ class Sending:
         return True
 
 
-class Sent:
+class Done:
     """A message that is on its way in memory of its own: done, as far as its sender sees."""
 
     array: Array = None
@@ -58,7 +58,7 @@ class Sent:
     done = True
 
 
-SENT = Sent()
+DONE = Done()
 
 
 class Landing:

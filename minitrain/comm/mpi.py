@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -18,10 +18,12 @@ from mpi4py import MPI
 from minitrain.array import Array
 from minitrain.comm import device, report
 from minitrain.comm.abort import abort
-from minitrain.comm.lanes import Arriving, Lanes, Leaving
-from minitrain.comm.message import SENT, Address, Landing, Probing, Receiving, Sending, Sent
+from minitrain.comm.message import DONE, Address, Done, Landing, Probing, Receiving, Sending
 from minitrain.comm.options import Options
-from minitrain.comm.run import core_numbers
+from minitrain.comm.place import Place
+from minitrain.comm.shared.inlet import Arriving
+from minitrain.comm.shared.lanes import Lanes
+from minitrain.comm.shared.outlet import Leaving
 from minitrain.comm.transport import Combine, Request, Transport
 from minitrain.comm.wire import as_bytes, header_of
 
@@ -38,25 +40,12 @@ between, so this costs a rank that computes little, and a collective of crowded 
 _NAP = 0.0001
 
 _SPINS = 50
-"""Times of asking before the core is offered to others, unless there are more ranks than cores."""
+"""Times of asking before the clock is read and, unless there are more ranks than cores, before this
+core is offered to others."""
+
+_offer_core: Callable[[], object] = getattr(os, "sched_yield", lambda: time.sleep(0))
 
 _TOLD = (Sending, Receiving, Probing, Leaving, Arriving)
-
-
-_MOST_CORES = 8192
-
-
-class Place(NamedTuple):
-    """Where ranks run.
-
-    nodes: the node of each rank, as a number.
-    ranks: how many run on this one.
-    cores: how many cores these may use together, whether or not the launcher binds them to some.
-    """
-
-    nodes: list[int]
-    ranks: int
-    cores: int
 
 
 class MPITransport(Transport):
@@ -79,13 +68,13 @@ class MPITransport(Transport):
         self._names: dict[int, str] = {}
         self._folded: dict[int, int] = {}
         self._addresses: dict[tuple[int, int], Address] = {}
-        self._outbox: list[Sending | Leaving | Sent] = []
+        self._outbox: list[Sending | Leaving | Done] = []
         # MPI that reads GPU memory by itself gets all messages, whatever their arrays.
         shared = options.shared_memory and not options.cuda_aware
         self._lanes = Lanes(comm) if shared else None
         self._outlets = self._lanes.outlets if self._lanes else {}
         self._inlets = self._lanes.inlets if self._lanes else {}
-        self._spins = 1 if place.ranks > place.cores else _SPINS
+        self._crowded = place.ranks > place.cores
         # Weak, so that what was received is not kept.
         self._probing: WeakValueDictionary[tuple[int, int], Probing] = WeakValueDictionary()
 
@@ -110,7 +99,7 @@ class MPITransport(Transport):
             data = data.copy()
         synchronous = copy and self._options.synchronous
         outlet = self._outlets.get(dest)
-        message: Sending | Leaving | Sent
+        message: Sending | Leaving | Done
         if outlet is not None:
             message = outlet.send(data, dest, route, received=synchronous)
         else:
@@ -120,7 +109,7 @@ class MPITransport(Transport):
             return message
         if not message.done:
             self._outbox.append(message)
-        return SENT
+        return DONE
 
     def receive(
         self,
@@ -155,28 +144,33 @@ class MPITransport(Transport):
         route: Address,
         combine: Combine | None = None,
     ) -> Sequence[Request]:
-        """See `Transport.exchange`. Sent first, so that it is on its way while this goes on."""
+        """See `Transport.exchange`. Done first, so that it is on its way while this goes on."""
         outlet = self._outlets.get(dest)
         message: Request
         if outlet is not None and isinstance(x, np.ndarray):
-            message = outlet.send(as_bytes(x), dest, route, received=False)
+            message = outlet.send(_flat(x), dest, route, received=False)
         else:
             message = self.send(x, dest, route, copy=False, header=False)
         receive = self.receive(out, source, route, combine=combine)
-        return (receive,) if message is SENT else (receive, message)
+        return (receive,) if message is DONE else (receive, message)
 
     def wait(self, pending: Sequence[Sequence[Request]]) -> None:
         """See `Transport.wait`. MPI has no other way to wait for some of several than to ask."""
-        for _ in range(self._spins):
+        for _ in range(_SPINS):
+            if self._crowded:
+                _offer_core()  # the other rank may need this one
             if _any_complete(pending):
                 return
         start = time.monotonic()
         told = False
-        while not _any_complete(pending):
-            self._push()
+        while True:
+            _offer_core()
+            if _any_complete(pending):
+                return
+            if self._outbox:
+                self._push()
             waited = time.monotonic() - start
             if waited < _SPIN:
-                _yield()  # the other rank may need this core
                 continue
             time.sleep(_NAP)
             if not told and self._options.stall_timeout is not None:
@@ -186,8 +180,7 @@ class MPITransport(Transport):
 
     def finish(self) -> None:
         """Wait until all that was sent has left this process, which is about to end."""
-        for message in self._outbox:
-            self.wait([[message]])
+        self.wait([self._outbox])
         if self._lanes is not None:
             self._lanes.close()
 
@@ -233,6 +226,10 @@ class MPITransport(Transport):
         return 8 * (int(x.ndim) + 1)
 
 
+def _flat(x: Array) -> Array:
+    return x if x.ndim == 1 else x.reshape(-1)
+
+
 def _any_complete(pending: Sequence[Sequence[Request]]) -> bool:
     # Loops, since this is asked again and again, and generators take twice as long.
     for requests in pending:
@@ -243,24 +240,3 @@ def _any_complete(pending: Sequence[Sequence[Request]]) -> bool:
         if complete:
             return True
     return False
-
-
-def _yield() -> None:
-    if hasattr(os, "sched_yield"):
-        os.sched_yield()
-
-
-def find_place(comm: MPI.Comm) -> Place:
-    """Where the ranks of a communicator run; all of them call this."""
-    shared = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    lowest = np.array([comm.Get_rank()], np.int64)
-    shared.Allreduce(MPI.IN_PLACE, lowest, MPI.MIN)  # the node's name: its lowest rank
-    mine = np.zeros(_MOST_CORES, np.uint8)
-    mine[sorted(core_numbers())] = 1
-    every = mine.copy()
-    shared.Allreduce(MPI.IN_PLACE, every, MPI.BOR)
-    shared.Free()
-    nodes = np.empty(comm.Get_size(), np.int64)
-    comm.Allgather(lowest, nodes)
-    ranks = int((nodes == lowest[0]).sum())
-    return Place([int(node) for node in nodes], ranks, int(every.sum()))

@@ -20,6 +20,8 @@ Steps: TypeAlias = Generator[Sequence[Request], None, Any]
 class Operation:
     """A handle on something that was started: `wait()` gives its result."""
 
+    __slots__ = ("_pending", "_result", "_steps", "_transport", "done")
+
     def __init__(self, transport: Transport, steps: Steps) -> None:
         self._transport = transport
         self._steps = steps
@@ -33,17 +35,18 @@ class Operation:
 
     def advance(self) -> bool:
         """Go as far as the messages that have arrived allow; True once finished."""
+        steps, pending = self._steps, self._pending
         try:
             while not self.done:
                 waiting = False
-                for request in self._pending:  # all are asked: that is what moves them along
+                for request in pending:  # all are asked: that is what moves them along
                     if not request.done:
                         waiting = True
                     elif request.error is not None:
                         raise request.error
                 if waiting:
                     return False
-                self._pending = next(self._steps)
+                self._pending = pending = next(steps)
         except StopIteration as stop:
             self._result = stop.value
             self._finish()

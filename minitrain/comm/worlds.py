@@ -40,7 +40,8 @@ def _transport(options: Options) -> Transport:
 
 def _mpi(launch: Launch, options: Options) -> Transport:
     mpi = started_mpi(launch)
-    from minitrain.comm.mpi import MPITransport, find_place
+    from minitrain.comm.mpi import MPITransport
+    from minitrain.comm.place import find_place
 
     install_abort_hook()
     place = find_place(mpi.COMM_WORLD)

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 
 pytest.importorskip("mpi4py", reason="mpi4py is not installed: pip install 'minitrain[mpi]'")
 
-from minitrain.comm.lanes import Arriving, Inlet, Outlet, Ring
 from minitrain.comm.message import Address
 from minitrain.comm.reduction import reduction
+from minitrain.comm.shared.inlet import Arriving, Inlet
+from minitrain.comm.shared.outlet import Outlet
+from minitrain.comm.shared.slots import Ring
 
 SLOT = 64
 ADDRESSES = [Address(None, tag, channel) for tag, channel in ((0, 5), (1, 5), (0, 7))]  # type: ignore[arg-type]

@@ -1,0 +1,41 @@
+"""Where MPI ranks run."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from minitrain.comm.run import core_numbers
+
+_MOST_CORES = 8192
+
+
+class Place(NamedTuple):
+    """Where ranks run.
+
+    nodes: the node of each rank, as a number.
+    ranks: how many run on this one.
+    cores: how many cores these may use together, whether or not the launcher binds them to some.
+    """
+
+    nodes: list[int]
+    ranks: int
+    cores: int
+
+
+def find_place(comm: MPI.Comm) -> Place:
+    """Where the ranks of a communicator run; all of them call this."""
+    shared = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    lowest = np.array([comm.Get_rank()], np.int64)
+    shared.Allreduce(MPI.IN_PLACE, lowest, MPI.MIN)  # the node's name: its lowest rank
+    mine = np.zeros(_MOST_CORES, np.uint8)
+    mine[sorted(core_numbers())] = 1
+    every = mine.copy()
+    shared.Allreduce(MPI.IN_PLACE, every, MPI.BOR)
+    shared.Free()
+    nodes = np.empty(comm.Get_size(), np.int64)
+    comm.Allgather(lowest, nodes)
+    ranks = int((nodes == lowest[0]).sum())
+    return Place([int(node) for node in nodes], ranks, int(every.sum()))

@@ -1,0 +1,100 @@
+"""The sender's end of a lane."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from minitrain.array import Array
+from minitrain.comm.message import DONE, Address, Done
+from minitrain.comm.shared.slots import SLOTS, Ring
+
+
+class Outlet:
+    """The sender's end of a lane."""
+
+    def __init__(self, ring: Ring) -> None:
+        self._ring = ring
+        self._filled = 0
+        self._free_until = SLOTS
+        self._waiting: deque[Leaving] = deque()
+
+    def send(self, data: Any, dest: int, address: Address, *, received: bool) -> Leaving | Done:
+        """Start to send an array of one axis, which stays as it is until the message is done.
+
+        received: it is done when it has been received, not as soon as it is in the slots.
+        """
+        total = data.nbytes
+        at_once = total <= self._ring.size and not (self._waiting or received)
+        if at_once and self._fill(address, total, data):
+            return DONE
+        message = Leaving(self, data, dest, address, received)
+        self._waiting.append(message)
+        return message
+
+    def step(self) -> bool:
+        """Fill a slot, if one is free and something waits to be sent."""
+        if not self._waiting:
+            return False
+        message = self._waiting[0]
+        data, sent = message.data, message.sent
+        chunk = data[sent : sent + self._ring.size // data.itemsize]
+        if not self._fill(message.address, data.nbytes, chunk):
+            return False
+        message.sent += chunk.size
+        if message.sent == data.size:
+            self._waiting.popleft()
+            message.last = self._filled
+        return True
+
+    def _fill(self, address: Address, total: int, chunk: Any) -> bool:
+        """Fill the next slot, if it is free."""
+        ring, filled = self._ring, self._filled
+        if filled == self._free_until:  # as far as is known: looking takes a while
+            self._free_until = ring.emptied[0] + SLOTS
+            if filled == self._free_until:
+                return False
+            ring.fence()  # the receiver has read what was there
+        slot = filled % SLOTS
+        head = ring.heads[slot]
+        head[1], head[2], head[3] = address.channel, address.tag, total
+        ring.rooms[chunk.dtype][slot][: chunk.size] = chunk
+        ring.fence()
+        self._filled = head[0] = filled + 1
+        return True
+
+    def emptied(self, count: int) -> bool:
+        """Whether the receiver has taken so many chunks."""
+        return self._ring.emptied[0] >= count
+
+
+class Leaving:
+    """A message on its way into a lane."""
+
+    __slots__ = (
+        *("_outlet", "_received", "address", "array", "data", "error", "last", "peer", "sent"),
+    )
+    verb = "send to"
+
+    def __init__(
+        self, outlet: Outlet, data: Any, dest: int, address: Address, received: bool
+    ) -> None:
+        self.array: Array = None
+        self.error: Exception | None = None
+        self.peer = dest
+        self.address = address
+        self.data = data
+        self.sent = 0
+        """Elements in the slots so far."""
+        self.last = 0
+        """The number of its last chunk, once that is in a slot."""
+        self._outlet = outlet
+        self._received = received
+
+    @property
+    def done(self) -> bool:
+        """Whether the message is in the slots, or received."""
+        while not self.last:
+            if not self._outlet.step():
+                return False
+        return not self._received or self._outlet.emptied(self.last)
