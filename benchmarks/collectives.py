@@ -122,19 +122,21 @@ def gloo_all_reduce(group: Group) -> Callable[[Any], object] | None:
     return lambda x: dist.all_reduce(torch.from_numpy(x))
 
 
-def bare_loop(group: Group, x: np.ndarray[Any, Any], arrays: list[Any]) -> Call:
-    """The copies and additions of a ring all-reduce on two ranks, and no message."""
-    half = x.size // 2
-    mine, other = slice(0, half), slice(half, None)
-    if group.rank:
-        mine, other = other, mine
-    theirs = arrays[1 - group.rank]
-    out, scratch = np.empty_like(x), np.empty_like(x[mine])
+def bare_loop(rank: int, arrays: list[Any], outs: list[Any]) -> Call:
+    """The copies and additions of a ring all-reduce on two ranks, and no message.
+
+    Like a ring it copies from the other what that has just added up, not something that lies in
+    this core's cache since the last call.
+    """
+    x, out, theirs, their_out = arrays[rank], outs[rank], arrays[1 - rank], outs[1 - rank]
+    halves = slice(0, x.size // 2), slice(x.size // 2, None)
+    mine, other = halves if rank == 0 else halves[::-1]
+    scratch = np.empty_like(x[mine])
 
     def loop() -> None:
         np.copyto(scratch, theirs[mine])
         np.add(x[mine], scratch, out=out[mine])
-        np.copyto(out[other], theirs[other])
+        np.copyto(out[other], their_out[other])
 
     return loop
 
@@ -142,14 +144,14 @@ def bare_loop(group: Group, x: np.ndarray[Any, Any], arrays: list[Any]) -> Call:
 def thread_rows() -> Iterator[Row]:
     """Two thread ranks, one core each, and the bare loop on the same two threads."""
 
-    def program(group: Group, size: int, arrays: list[Any]) -> list[float]:
+    def program(group: Group, arrays: list[Any], outs: list[Any]) -> list[float]:
         x = arrays[group.rank]
-        loop = bare_loop(group, x, arrays)
-        return in_turns(group, [lambda: group.all_reduce(x), loop], max(2, 64 * MB // size))
+        loop = bare_loop(group.rank, arrays, outs)
+        return in_turns(group, [lambda: group.all_reduce(x), loop], max(2, 64 * MB // x.nbytes))
 
     for size in SIZES[1:]:
-        arrays = [np.zeros(size // 4, np.float32) for _ in range(2)]
-        ours, peer = run_ranks(2, program, size, arrays)[0]
+        arrays, outs = ([np.zeros(size // 4, np.float32) for _ in range(2)] for _ in range(2))
+        ours, peer = run_ranks(2, program, arrays, outs)[0]
         yield row(f"thread all_reduce {text(size)}, 2 ranks, bare loop", ours, peer)
 
 
