@@ -9,11 +9,11 @@ import numpy as np
 from minitrain.autograd.tensor import Tensor
 from minitrain.batch import Batch
 from minitrain.nn.window import Window
-from minitrain.parallel import compose
-from minitrain.parallel.compose import ParallelModel
+from minitrain.parallel import model as parallel_model
 from minitrain.parallel.data import GradientSum
 from minitrain.parallel.flat import Flat
 from minitrain.parallel.mesh import Mesh
+from minitrain.parallel.model import ParallelModel
 from minitrain.train.step import Stepper, StepResult
 
 
@@ -168,5 +168,5 @@ DATA: dict[str, tuple[Any, str, Any]] = {
     "schedule-per-rank": (Stepper, "_update", _schedule_per_rank),
     "same-samples": (Mesh, "data_index", property(_same_samples)),
     "empty-batch-steps": (Stepper, "step", _empty_batch_steps),
-    "local-dropout": (compose, "Window", _local_samples),
+    "local-dropout": (parallel_model, "Window", _local_samples),
 }

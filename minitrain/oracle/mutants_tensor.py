@@ -18,6 +18,7 @@ from minitrain.autograd.tensor import Tensor
 from minitrain.comm.group import Group
 from minitrain.nn import Dropout, Parameter
 from minitrain.parallel import compose, regions, tensor
+from minitrain.parallel import model as parallel_model
 from minitrain.parallel.flat import Flat
 from minitrain.parallel.gradients import sum_over_peers
 from minitrain.parallel.mesh import Mesh
@@ -180,9 +181,9 @@ TENSOR: dict[str, tuple[Any, str, Any]] = {
     "sp-gradient-sliced": (AllGather, "vjp", _gradient_sliced),
     "bias-on-every-rank": (RowLinear, "forward", _bias_on_every_rank),
     "bias-divided": (RowLinear, "forward", _bias_divided),
-    "sp-norms-not-summed": (compose, "sum_over_peers", _norms_not_summed),
-    "partials-averaged": (compose, "sum_over_peers", _partials_averaged),
-    "kv-not-summed": (compose, "sum_over_peers", _kv_not_summed),
+    "sp-norms-not-summed": (parallel_model, "sum_over_peers", _norms_not_summed),
+    "partials-averaged": (parallel_model, "sum_over_peers", _partials_averaged),
+    "kv-not-summed": (parallel_model, "sum_over_peers", _kv_not_summed),
     "local-smoothing": (VocabularyLosses, "forward", _local_smoothing),
     "logits-gathered": (VocabularyCrossEntropy, "forward", _logits_gathered),
     "label-rank-only": (VocabularyLosses, "vjp", _gradient_where_the_label_is),

@@ -10,7 +10,7 @@ import pytest
 from minitrain.nn import GPTConfig
 from minitrain.oracle import MUTANTS, planted, verify
 from minitrain.oracle.mutants_data import DATA
-from minitrain.parallel.compose import ParallelModel
+from minitrain.parallel.model import ParallelModel
 
 SMALL = GPTConfig(vocab=17, context=6, layers=2, heads=2, width=8, dropout=0.1)
 
