@@ -92,6 +92,7 @@ def peer_step(case: Case, compiled: bool = False) -> Callable[[], float]:
     ]
     optimizer = torch.optim.AdamW(groups, lr=LR, betas=BETAS, eps=EPSILON)
 
+    torch.compiler.reset()  # else it gives up after eight models, and runs the others eagerly
     forward = torch.compile(model) if compiled else model
 
     def step() -> float:
