@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import re
 import sys
+from pathlib import Path
 from typing import Any
 
 from minitrain.comm.errors import LauncherError
@@ -36,6 +39,32 @@ def started_mpi(launch: Launch) -> Any:
     if MPI.COMM_WORLD.Get_size() == 1 < launch.size:
         raise _another(launch, library, "sees 1")
     return MPI
+
+
+def check_cuda_aware(mpi: Any) -> None:
+    """Refuse to hand GPU arrays to a library that says that it would crash on them.
+
+    MPICH and Open MPI both have the function (the latter's documentation calls it an extension);
+    a library without it is believed.
+
+    Raises:
+        LauncherError: it says so.
+    """
+    for library in _loaded_libraries():
+        query = getattr(library, "MPIX_Query_cuda_support", None)
+        if query is not None and not query():
+            name = mpi.Get_library_version().splitlines()[0].strip()
+            raise LauncherError(
+                f"--cuda-aware: this MPI library ({name}) says that it cannot read GPU memory; "
+                "leave the option away, and messages pass through pinned host memory"
+            )
+
+
+def _loaded_libraries() -> list[ctypes.CDLL]:
+    """The MPI library that this process has loaded, as Linux tells; elsewhere none."""
+    maps = Path("/proc/self/maps")
+    text = maps.read_text() if maps.exists() else ""
+    return [ctypes.CDLL(path) for path in sorted(set(re.findall(r"/\S*libmpi\.so\S*", text)))]
 
 
 def _another(launch: Launch, library: str, sees: str) -> LauncherError:

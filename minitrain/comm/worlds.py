@@ -8,7 +8,7 @@ from functools import cache
 from minitrain.comm.abort import install_abort_hook
 from minitrain.comm.group import Group
 from minitrain.comm.launch import Launch, launched
-from minitrain.comm.library import started_mpi
+from minitrain.comm.library import check_cuda_aware, started_mpi
 from minitrain.comm.options import Options
 from minitrain.comm.run import cores, set_blas_threads
 from minitrain.comm.threads import thread_world
@@ -23,7 +23,8 @@ def world(options: Options = Options()) -> Group:  # noqa: B008 - it is frozen
     other ranks waiting.
 
     Raises:
-        LauncherError: the launcher started several processes and the MPI library sees one.
+        LauncherError: the launcher started several processes and the MPI library sees one, or it
+            cannot read GPU memory, which was asked of it.
     """
     transport = _transport(options)
     return Group(transport, tuple(range(transport.size)))
@@ -40,6 +41,8 @@ def _transport(options: Options) -> Transport:
 
 def _mpi(launch: Launch, options: Options) -> Transport:
     mpi = started_mpi(launch)
+    if options.cuda_aware:
+        check_cuda_aware(mpi)
     from minitrain.comm.mpi import MPITransport
     from minitrain.comm.place import find_place
 

@@ -137,3 +137,27 @@ group.barrier()
         job.stderr
     )
     assert "program.py:8" in job.stderr
+
+
+def test_an_mpi_that_cannot_read_gpu_memory_says_so_before_it_crashes(tmp_path: Path) -> None:
+    """Case J5: a wrong guess is found at the start, not by a segmentation fault in a message."""
+    text = """
+from minitrain.comm import LauncherError, Options, world
+from minitrain.comm import library
+rank = world().rank
+for answer, refused in ((0, True), (1, False), (None, False)):
+    class Library:
+        if answer is not None:
+            MPIX_Query_cuda_support = lambda *_: answer
+    if rank == 0:
+        assert len(library._loaded_libraries()) == 1
+    library._loaded_libraries = lambda: [Library()]
+    try:
+        library.check_cuda_aware(__import__("mpi4py.MPI").MPI)
+        assert not refused
+    except LauncherError as error:
+        assert refused and "cannot read GPU memory; leave the option away" in str(error)
+print("fine")
+"""
+    job = run(2, program(tmp_path, text))
+    assert job.stdout.split() == ["fine", "fine"], job.stderr
