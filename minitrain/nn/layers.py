@@ -134,7 +134,8 @@ class Head(Module):
 
 
 class CrossEntropy(Module):
-    """The loss of a language model."""
+    """The loss of a language model. What is added to it, is added for training only: inside a
+    window that is not for training it is the plain one, in nats, whatever was trained on."""
 
     def __init__(self, smoothing: float = 0.0, z_loss: float = 0.0):
         self.smoothing, self.z_loss = smoothing, z_loss
@@ -142,6 +143,11 @@ class CrossEntropy(Module):
     def forward(self, logits: Tensor, labels: Any, total: float | None = None) -> Tensor:
         """Σ over valid tokens ÷ total: logits (B, T, V), labels (B, T) -> one number."""
         labels = from_host(np.asarray(labels), namespace(logits.array))
-        return F.cross_entropy(
-            logits, labels, smoothing=self.smoothing, z_loss=self.z_loss, total=total
-        )
+        smoothing, z_loss = self.added()
+        return F.cross_entropy(logits, labels, smoothing=smoothing, z_loss=z_loss, total=total)
+
+    def added(self) -> tuple[float, float]:
+        """Smoothing and z-loss where the window is for training, or where there is none."""
+        view = current()
+        training = view is None or view.training
+        return (self.smoothing, self.z_loss) if training else (0.0, 0.0)

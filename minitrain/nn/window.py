@@ -25,7 +25,7 @@ class Window:
         seed, step: of the run; a step's micro-batches share it.
         samples: (B,) index of each sequence in the global batch.
         positions: (T,) index of each token in its sequence (not always a range: zigzag).
-        training: whether dropout drops.
+        training: whether dropout drops, and the loss has what is added to it for training.
     """
 
     seed: int

@@ -78,7 +78,7 @@ class VocabularyCrossEntropy(Module):
         self.loss, self.vocab, self.own, self.group = loss, vocab, own, group
 
     def forward(self, logits: Tensor, labels: Any, total: float | None = None) -> Tensor:
-        """Σ over valid tokens ÷ total, as in nn.CrossEntropy.
+        """Σ over valid tokens ÷ total, as in nn.CrossEntropy, in training and out of it.
 
         Shapes: logits (B, T, V/tp), labels (B, T) global ids -> one number.
 
@@ -94,13 +94,14 @@ class VocabularyCrossEntropy(Module):
             )
         labels = np.asarray(labels)
         check_ids(f"labels other than {IGNORE}", labels[labels != IGNORE], self.vocab)
+        smoothing, z_loss = self.loss.added()
         losses = VocabularyLosses.apply(
             logits,
             group=self.group,
             labels=from_host(labels, namespace(logits.array)),
             ignore=IGNORE,
-            smoothing=self.loss.smoothing,
-            z_loss=self.loss.z_loss,
+            smoothing=smoothing,
+            z_loss=z_loss,
             first=self.own.start,
             vocab=self.vocab,
         )

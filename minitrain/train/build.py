@@ -6,11 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from minitrain.array import Array, from_host, namespace
 from minitrain.comm.group import Group
 from minitrain.layout import Layout
-from minitrain.nn import GPTConfig, LlamaConfig
-from minitrain.nn.families import Model, declare
+from minitrain.nn import CrossEntropy, GPTConfig, LlamaConfig
+from minitrain.nn.families import Config, Model, declare
 from minitrain.nn.families import from_values as config_from
 from minitrain.nn.families import to_values as config_values
 from minitrain.optim import SGD, AdamW, LossScale, Optimizer, Schedule
@@ -19,7 +21,7 @@ from minitrain.parallel.gradients import MODEL_AXES
 from minitrain.parallel.placement import Placement
 from minitrain.train import checkpoint
 from minitrain.train.checkpoint import Draft, Manifest, file_of
-from minitrain.train.config import OptimizerOptions, RunConfig, values
+from minitrain.train.config import ModelOptions, OptimizerOptions, RunConfig, values
 from minitrain.train.step import Stepper
 from minitrain.train.text import Corpus
 from minitrain.train.tokenizer import Tokenizer, tokenizer_of
@@ -28,6 +30,12 @@ from minitrain.train.tokenizer import Tokenizer, tokenizer_of
 def model_of(config: RunConfig, vocab: int) -> Model:
     """The plain model, declared and not filled."""
     options = config.model
+    model = declare(_sizes_of(options, vocab))
+    model.loss = CrossEntropy(config.loss.smoothing, config.loss.z_loss)
+    return model
+
+
+def _sizes_of(options: ModelOptions, vocab: int) -> Config:
     sizes: dict[str, Any] = {
         "vocab": vocab,
         "context": options.context,
@@ -36,8 +44,8 @@ def model_of(config: RunConfig, vocab: int) -> Model:
         "width": options.width,
     }
     if options.family == "llama":
-        return declare(LlamaConfig(**sizes, kv_heads=options.kv_heads))
-    return declare(GPTConfig(**sizes, dropout=options.dropout))
+        return LlamaConfig(**sizes, kv_heads=options.kv_heads)
+    return GPTConfig(**sizes, dropout=options.dropout)
 
 
 def optimizer_of(options: OptimizerOptions) -> Optimizer:
@@ -50,17 +58,22 @@ def optimizer_of(options: OptimizerOptions) -> Optimizer:
 def schedule_of(config: RunConfig) -> Schedule:
     """The learning rate by update."""
     options = config.optimizer
-    return Schedule(options.lr, config.run.steps, options.warmup, options.min_lr)
+    # A constant one has no end to fall to, and min_lr may lie above lr then.
+    end = options.lr if options.schedule == "constant" else options.min_lr
+    return Schedule(options.lr, config.run.steps, options.warmup, end, options.schedule)
 
 
-def stepper_of(config: RunConfig, layout: Layout, group: Group, vocab: int) -> Stepper:
-    """This rank's part of a new run: model, optimizer, schedule."""
+def stepper_of(
+    config: RunConfig, layout: Layout, group: Group, vocab: int, xp: Any = np
+) -> Stepper:
+    """This rank's part of a new run, on xp (numpy or cupy): model, optimizer, schedule."""
     model = parallelize(
         model_of(config, vocab),
         Mesh(group, layout),
         micro_batches=config.data.micro_batches,
         seed=config.run.seed,
         dtype=config.run.dtype,
+        xp=xp,
         recompute=config.run.recompute,
     )
     optimizer, scale = optimizer_of(config.optimizer), None

@@ -33,6 +33,7 @@ __all__ = [
     "PRESETS",
     "ConfigError",
     "DataOptions",
+    "LossOptions",
     "ModelOptions",
     "OptimizerOptions",
     "RunConfig",
@@ -78,13 +79,31 @@ class DataOptions:
 
 
 @dataclass(frozen=True)
+class LossOptions:
+    """What is added to the cross-entropy that is trained on, and so to a step's `loss`.
+
+    Held-out figures are the plain cross-entropy: they compare with those of any other run.
+    """
+
+    smoothing: Fraction = _option(0.0, "share of a label spread over all tokens, in training only")
+    z_loss: NotNegative = _option(
+        0.0, "weight of the squared log of softmax's sum, in training only"
+    )
+
+
+@dataclass(frozen=True)
 class OptimizerOptions:
-    """How weights are stepped: warm-up, then a cosine from lr to min_lr at the last step."""
+    """How weights are stepped: a warm-up to lr, then a fall to min_lr at the last step."""
 
     name: Literal["adamw", "sgd"] = _option("adamw", "which optimizer", flag="optimizer")
     lr: Positive = _option(1e-3, "peak learning rate")
-    min_lr: NotNegative = _option(1e-4, "learning rate at the last step")
+    min_lr: NotNegative = _option(
+        1e-4, "learning rate at the last step; a constant one stays at lr"
+    )
     warmup: Natural = _option(100, "steps over which the learning rate rises to its peak")
+    schedule: Literal["cosine", "linear", "constant", "wsd"] = _option(
+        "cosine", "how it falls from there; constant: not at all; wsd: in the last fifth only"
+    )
     beta1: Fraction = _option(0.9, "AdamW's decay of the mean of gradients")
     beta2: Fraction = _option(0.99, "AdamW's decay of the mean of squared gradients")
     epsilon: Positive = _option(1e-8, "AdamW's term that keeps the division finite")
@@ -115,6 +134,7 @@ class RunConfig:
 
     model: ModelOptions = ModelOptions()
     data: DataOptions = DataOptions()
+    loss: LossOptions = LossOptions()
     optimizer: OptimizerOptions = OptimizerOptions()
     run: RunOptions = RunOptions()
 
@@ -178,12 +198,12 @@ def check(config: RunConfig) -> None:
 
 def notes(config: RunConfig) -> list[str]:
     """One-line remarks on what is legal but may not be meant."""
-    optimizer, steps = config.optimizer, config.run.steps
-    if optimizer.warmup < steps:
+    warmup, steps = config.optimizer.warmup, config.run.steps
+    if warmup < steps:
         return []
+    reached = "comes to its peak at the last step" if warmup == steps else "never comes to its peak"
     return [
-        f"the warm-up of {optimizer.warmup} steps is not over after the {steps} of this run: "
-        f"the learning rate never falls from its peak"
+        f"the warm-up of {warmup} steps takes the whole run of {steps}: the learning rate {reached}"
     ]
 
 

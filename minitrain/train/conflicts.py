@@ -25,10 +25,10 @@ def conflicts(config: RunConfig) -> Iterator[str]:
             f"model.kv_heads = {model.kv_heads} is for a llama, but model.family = {model.family}; "
             "leave it away, or take --family llama"
         )
-    if optimizer.min_lr > optimizer.lr:
+    if optimizer.min_lr > optimizer.lr and optimizer.schedule != "constant":
         yield (
             f"optimizer.min_lr = {optimizer.min_lr} is above optimizer.lr = {optimizer.lr}; "
-            f"lower min_lr to {optimizer.lr} or less"
+            f"lower min_lr to {optimizer.lr} or less, or take --schedule constant"
         )
     if data.micro_batches > data.batch:
         yield (

@@ -29,6 +29,7 @@ FREE = (
     "optimizer.lr",
     "optimizer.min_lr",
     "optimizer.warmup",
+    "optimizer.schedule",
 )
 
 

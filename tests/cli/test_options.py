@@ -16,8 +16,9 @@ from minitrain_cli.options import Given, config_options
 FLAGS = """
     --preset --config --set
     --family --layers --heads --kv-heads --width --context --dropout
-    --data --tokenizer --batch --micro-batches
-    --optimizer --lr --min-lr --warmup --beta1 --beta2 --epsilon --momentum --weight-decay --clip
+    --data --tokenizer --batch --micro-batches --smoothing --z-loss
+    --optimizer --lr --min-lr --warmup --schedule
+    --beta1 --beta2 --epsilon --momentum --weight-decay --clip
     --steps --seed --dtype --recompute --eval-every --save-every
 """.split()  # noqa: SIM905
 

@@ -180,6 +180,8 @@ def test_three_numbers_a_token_travel_and_four_with_smoothing(
 
 WIDE = GPTConfig(vocab=2048, context=32, layers=1, heads=2, width=8)
 TOKENS = np.random.default_rng(0).integers(0, WIDE.vocab, (2, 32))
+SMALL = GPTConfig(vocab=13, context=6, layers=1, heads=3, width=6)
+IDS = TOKENS[:, : SMALL.context] % SMALL.vocab
 
 
 def largest_of_a_step(ranks: int, layout: str) -> list[int]:
@@ -205,3 +207,24 @@ def test_no_array_is_larger_than_a_part_of_the_logits(layout: str) -> None:
 def test_the_spy_sees_logits_that_are_gathered() -> None:
     with planted("logits-gathered"):
         assert largest_of_a_step(2, "tp2") == [TOKENS.size * WIDE.vocab * 8] * 2
+
+
+@pytest.mark.parametrize("layout", ["tp2", "tp3,sp"])
+def test_an_evaluation_is_without_smoothing_and_z_loss(layout: str) -> None:
+    """On every rank, and with three numbers a token sent, as without smoothing."""
+
+    def rank(group: Group, smoothing: float, z_loss: float) -> Any:
+        model = declare(SMALL)
+        model.loss = CrossEntropy(smoothing, z_loss)
+        part = parallelize(model, Mesh(group, Layout.parse(layout)), dtype="float64")
+        batch = Batch(IDS, IDS, np.arange(2), 0, 2)
+        with group.ledger() as ledger:
+            value = part.evaluate(batch).value
+        return value, ledger.bytes(purpose="scalar"), part.forward_backward(batch).value
+
+    ranks = Layout.parse(layout).tp
+    plain, added = (run_ranks(ranks, rank, *values) for values in ((0.0, 0.0), (0.2, 0.1)))
+    for (value, sent, trained), (right, right_sent, plainly) in zip(added, plain, strict=True):
+        assert (value, sent) == (right, right_sent)
+        assert value == pytest.approx(plainly, rel=1e-12)
+        assert trained - plainly > 0.1

@@ -34,10 +34,13 @@ OTHER: dict[str, tuple[Any, dict[str, Any]]] = {
     "data.tokenizer": ("one.json", {}),
     "data.batch": (4, {}),
     "data.micro_batches": (2, {}),
+    "loss.smoothing": (0.2, {}),
+    "loss.z_loss": (0.1, {}),
     "optimizer.name": ("sgd", {}),
     "optimizer.lr": (2e-2, {}),
     "optimizer.min_lr": (1e-3, {}),
     "optimizer.warmup": (2, {}),
+    "optimizer.schedule": ("constant", {"warmup": 1}),
     "optimizer.beta1": (0.5, {}),
     "optimizer.beta2": (0.5, {}),
     "optimizer.epsilon": (1e-3, {}),
@@ -120,5 +123,7 @@ def test_parts_are_made_of_their_options() -> None:
     assert optimizer_of(given.optimizer) == AdamW(0.5, 0.75, 0.125, 0.25)
     rates = [schedule_of(config(lr=0.5, warmup=2, min_lr=0.125)).rate(k) for k in (1, 2, 20, 99)]
     assert rates == [0.25, 0.5, 0.125, 0.125]
+    given = config(lr=0.1, warmup=2, min_lr=0.3, schedule="constant")
+    assert [schedule_of(given).rate(k) for k in (1, 2, 3, 20, 99)] == [0.05, 0.1, 0.1, 0.1, 0.1]
     sizes = model_of(config(layers=3, heads=4, width=16, context=5), vocab=77).config
     assert (sizes.vocab, sizes.layers, sizes.heads, sizes.width, sizes.context) == (77, 3, 4, 16, 5)

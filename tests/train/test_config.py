@@ -11,9 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minitrain.optim import SHAPES
+from minitrain.train.build import schedule_of
 from minitrain.train.config import (
     OPTIONS,
     DataOptions,
+    LossOptions,
     ModelOptions,
     OptimizerOptions,
     RunConfig,
@@ -38,11 +41,13 @@ def configs(draw: st.DrawFn) -> RunConfig:
     return RunConfig(
         ModelOptions("gpt", draw(count), heads, None, heads * draw(st.integers(1, 9)), 1, 0.5),
         DataOptions(draw(st.none() | paths), draw(paths), 10**20, draw(count)),
+        LossOptions(draw(fraction), draw(st.floats(0, allow_infinity=False))),
         OptimizerOptions(
             name=draw(st.sampled_from(["adamw", "sgd"])),
             lr=lr,
             min_lr=min_lr,
             warmup=draw(count),
+            schedule=draw(st.sampled_from(["cosine", "wsd"])),
             beta1=draw(fraction),
             beta2=draw(fraction),
             epsilon=draw(positive),
@@ -77,6 +82,8 @@ def test_presets() -> None:
     assert nano.optimizer == cpu.optimizer == OptimizerOptions("adamw", 1e-3, 1e-4, 100)
     assert (cpu.optimizer.beta1, cpu.optimizer.beta2, cpu.optimizer.epsilon) == (0.9, 0.99, 1e-8)
     assert (cpu.optimizer.weight_decay, cpu.optimizer.clip) == (0.1, 1.0)
+    assert cpu.optimizer.schedule == "cosine"
+    assert nano.loss == cpu.loss == LossOptions(smoothing=0.0, z_loss=0.0)
     assert cpu.run.steps == 2000
 
 
@@ -154,6 +161,11 @@ def test_bad_values_in_a_file_are_refused(
     + [("run.steps", text) for text in ("10.0", "1e3", "0", "-1", "ten")]
     + [
         ("run.dtype", "int8"),
+        ("loss.smoothing", "1"),
+        ("loss.smoothing", "-0.1"),
+        ("loss.z_loss", "-1e-4"),
+        ("loss.z_loss", "inf"),
+        ("optimizer.schedule", "cosin"),
         ("data.path", ""),
         ("run.seed", "-1"),
         ("data.path", "x\udce4"),
@@ -163,7 +175,7 @@ def test_bad_values_in_a_file_are_refused(
 def test_bad_values_on_the_command_line_are_refused(key: str, value: str) -> None:
     flag = OPTIONS[key].flag
     assert refusal(sets=[f"{key}={value}"]).startswith(f"--set: {key} = ")
-    assert refusal(flags={flag: value}).startswith(f"--{flag}: {key} = ")
+    assert refusal(flags={flag: value}).startswith(f"--{flag.replace('_', '-')}: {key} = ")
 
 
 @pytest.mark.parametrize(
@@ -178,7 +190,7 @@ def test_bad_values_on_the_command_line_are_refused(key: str, value: str) -> Non
         ("[optimizer]\nweight-decay = 3\n", "did you mean optimizer.weight_decay?"),
         ("[model]\nlr = 3\n", "did you mean optimizer.lr?"),
         ("[optimzer]\nlr = 3\n", "unknown section [optimzer]; did you mean optimizer?"),
-        ("[xyz]\nlr = 3\n", "there are model, data, optimizer, run"),
+        ("[xyz]\nlr = 3\n", "there are model, data, loss, optimizer, run"),
         ("[run]\nxyz = 3\n", "unknown key 'run.xyz'"),
         ("- a\n- b\n", "is not a TOML file"),
     ],
@@ -226,9 +238,25 @@ def test_a_configuration_made_in_python_is_checked_too() -> None:
         check(dataclasses.replace(RunConfig(), run=run))
 
 
-def test_a_warm_up_longer_than_the_run_is_noted() -> None:
-    assert notes(resolve()) == []
-    assert "warm-up of 100 steps" in notes(resolve(flags={"steps": 100}))[0]
+@pytest.mark.parametrize("schedule", SHAPES)
+@pytest.mark.parametrize(
+    ("steps", "words"), [(100, "comes to its peak at the last step"), (99, "never comes to its")]
+)
+def test_a_warm_up_as_long_as_the_run_is_noted(schedule: str, steps: int, words: str) -> None:
+    """And what is said of the learning rate is so, whatever the shape."""
+    flags = {"schedule": schedule, "lr": 0.5}
+    assert notes(resolve(flags=flags)) == []
+    config = resolve(flags={**flags, "steps": steps})
+    [note] = notes(config)
+    assert f"the warm-up of 100 steps takes the whole run of {steps}: " in note
+    assert words in note
+    rates = [schedule_of(config).rate(k) for k in range(1, steps + 1)]
+    assert (rates[-1] == 0.5) == ("never" not in words)
+    assert max(rates) == rates[-1] <= 0.5
+
+
+def test_the_shapes_are_those_that_there_are() -> None:
+    assert OPTIONS["optimizer.schedule"].choices == tuple(SHAPES)
 
 
 def test_two_fields_with_one_flag_are_a_mistake() -> None:
@@ -242,7 +270,7 @@ def test_two_fields_with_one_flag_are_a_mistake() -> None:
 
 
 def test_every_option_has_help_and_a_legal_default() -> None:
-    assert len(OPTIONS) == 27
+    assert len(OPTIONS) == 30
     for option in OPTIONS.values():
         assert option.help
         assert "\n" not in option.help

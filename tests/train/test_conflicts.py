@@ -24,3 +24,10 @@ def test_what_a_family_cannot_be_is_refused(flags: dict[str, Any], words: str) -
     with pytest.raises(ConfigError, match=words):
         resolve(flags=flags)
     assert resolve(flags={"family": "llama", "kv_heads": 2}).model.kv_heads == 2
+
+
+def test_an_end_above_the_peak_is_refused_where_the_rate_falls_to_it() -> None:
+    for schedule in ("cosine", "linear", "wsd"):
+        with pytest.raises(ConfigError, match=r"min_lr = 0\.0001 is above optimizer\.lr = 1e-05"):
+            resolve(flags={"lr": 1e-5, "schedule": schedule})
+    assert resolve(flags={"lr": 1e-5, "schedule": "constant"}).optimizer.lr == 1e-5

@@ -123,11 +123,12 @@ def test_the_stored_configuration_holds(tmp_path: Path) -> None:
 
 def test_length_and_learning_rate_may_change_and_both_values_are_told(tmp_path: Path) -> None:
     """Case K15: a longer run, another rate."""
-    flags = {"steps": "40", "lr": "0.25", "eval_every": "4"}
+    flags = {"steps": "40", "lr": "0.25", "eval_every": "4", "schedule": "wsd"}
     given, _, notes = resumed(stored(tmp_path), ["optimizer.warmup=5"], flags)
-    assert given == config(steps=40, lr=0.25, warmup=5, eval_every=4)
+    assert given == config(steps=40, lr=0.25, warmup=5, eval_every=4, schedule="wsd")
     assert sorted(notes) == [
         "optimizer.lr: 0.25 from here on, 0.01 before",
+        "optimizer.schedule: wsd from here on, cosine before",
         "optimizer.warmup: 5 from here on, 3 before",
         "run.eval_every: 4 from here on, 8 before",
         "run.steps: 40 from here on, 20 before",
@@ -150,6 +151,8 @@ def test_length_and_learning_rate_may_change_and_both_values_are_told(tmp_path: 
         ("clip", "none", "0.5"),
         ("beta1", "0.8", "0.9"),
         ("weight_decay", "0.2", "0.1"),
+        ("smoothing", "0.1", "0.0"),
+        ("z_loss", "0.01", "0.0"),
     ],
 )
 def test_what_makes_it_another_run_is_refused(
