@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from .main import fail
+from .ranks import device_option
 
 
 @click.command()
@@ -22,9 +23,10 @@ from .main import fail
 @click.option("--top-k", type=int, help="Draw from the k likeliest tokens only. [all]")
 @click.option("--top-p", type=float, help="Draw from the likeliest with this probability. [1]")
 @click.option("--seed", type=click.IntRange(0), help="Of the random numbers. [0]")
+@device_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value instead of the text.")
-def generate(checkpoint: str | None, run_dir: str | None, prompt: str, tokens: int, as_json: bool,
-             **options: Any) -> int:  # fmt: skip
+def generate(checkpoint: str | None, run_dir: str | None, prompt: str, tokens: int, device: str,
+             as_json: bool, **options: Any) -> int:  # fmt: skip
     """Let a model write a text.
 
     CHECKPOINT is a step-NNNNNN folder, or the folder of a run; without it the newest run is taken.
@@ -32,6 +34,7 @@ def generate(checkpoint: str | None, run_dir: str | None, prompt: str, tokens: i
     """
     if checkpoint is not None and run_dir is not None:
         raise click.UsageError("CHECKPOINT and --run-dir both say which model; give one of them")
+    from minitrain.comm.device import array_module
     from minitrain.train.generate import Sampling
     from minitrain.train.sample import find, sample
     from minitrain.train.tokenizer import show
@@ -41,7 +44,7 @@ def generate(checkpoint: str | None, run_dir: str | None, prompt: str, tokens: i
     try:
         sampling = Sampling(**{name: x for name, x in options.items() if x is not None})
         path = find(Path(source) if source else None)
-        written = sample(path, tokens, sampling, given)
+        written = sample(path, tokens, sampling, given, xp=array_module(device))
     except ValueError as error:
         fail(str(error), 2)
     if as_json:

@@ -6,8 +6,8 @@ import functools
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
@@ -16,8 +16,27 @@ from minitrain.comm.launch import launched, mpiexec_command
 from minitrain.comm.options import Options
 from minitrain.layout import AXES, Layout, LayoutError
 
+if TYPE_CHECKING:
+    from minitrain.comm.group import Group
+
 T = TypeVar("T")
 _SIZES = (*AXES, "ep", "zero")
+
+
+class Place(NamedTuple):
+    """What the options say of where ranks run, whatever the layout.
+
+    Attributes:
+        n: how many there are; None: as many as the layout needs.
+        backend: "threads" or "mpi"; None: what the launcher says.
+        device: "cpu", or "gpu".
+        options: how MPI ranks talk.
+    """
+
+    n: int | None
+    backend: str | None
+    device: str
+    options: Options
 
 
 class Ranks(NamedTuple):
@@ -27,19 +46,32 @@ class Ranks(NamedTuple):
         layout: sizes of the mesh axes.
         backend: "threads" of this process, or "mpi" processes.
         under_mpi: whether this is already one of several MPI processes.
+        device: what computes: "cpu", or "gpu", where each rank takes the GPU of its place on its
+            node.
         options: how MPI ranks talk.
     """
 
     layout: Layout
     backend: str
     under_mpi: bool
-    options: Options = Options()
+    device: str
+    options: Options
 
     @property
     def first(self) -> bool:
         """Whether results are this process's to print."""
         launch = launched()
         return launch is None or launch.rank == 0
+
+    def array_module(self) -> Any:
+        """What the ranks' arrays are made with: numpy or cupy.
+
+        Raises:
+            DeviceError: a GPU is asked for, and CuPy or the GPU is missing.
+        """
+        from minitrain.comm.device import array_module
+
+        return array_module(self.device)
 
     def launch(self) -> None:
         """Where MPI is asked for and not yet there, become an mpiexec that runs the same command
@@ -62,82 +94,130 @@ class Ranks(NamedTuple):
         largest: operations of a rank's largest matrix product, which BLAS gets threads for.
         """
         from minitrain.comm import run_ranks, world
+        from minitrain.comm.device import take_gpu
         from minitrain.comm.run import SMALL_PRODUCT, fitting_blas_threads, set_blas_threads
+
+        def on_device(group: Group) -> T:
+            if self.device == "gpu":  # of this thread: each one has its own current device
+                take_gpu(group.transport.local_rank)
+            return function(group, *args)
 
         if self.backend == "mpi":
             group = world(self.options)
             if largest < SMALL_PRODUCT:
                 set_blas_threads(1)
-            return function(group, *args)
+            return on_device(group)
         blas = fitting_blas_threads(largest, self.layout.size)
-        return run_ranks(self.layout.size, function, *args, blas=blas)[0]
+        return run_ranks(self.layout.size, on_device, blas=blas)[0]
 
 
 def rank_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --layout, its axes, -n, --backend and those of MPI to a command, which gets them as
-    `ranks: Ranks`."""
+    """Add --layout, its axes and `place_options` to a command, which gets `ranks: Ranks`."""
 
     @functools.wraps(command)
-    def with_ranks(*args: Any, layout: str | None, n: int | None, backend: str | None,
-                   **others: Any) -> Any:  # fmt: skip
+    def with_ranks(*args: Any, layout: str | None, sp: bool, place: Place, **others: Any) -> Any:
         sizes = {axis: others.pop(axis) for axis in _SIZES}
-        sequence = others.pop("sp")
-        timeout = others.pop("stall_timeout")
-        options = Options(
-            check_collectives=others.pop("check_collectives"),
-            stall_timeout=timeout or None,
-            stall_abort=others.pop("stall_abort"),
-        )
         words = [f"{axis}{size}" for axis, size in sizes.items() if size is not None]
-        words += ["sp"] if sequence else []
         try:
-            ranks = read_ranks(layout, words, n, backend)
+            ranks = read_ranks(layout, words + ["sp"] * sp, place)
         except LayoutError as error:
             raise click.UsageError(str(error)) from None
-        return command(*args, ranks=ranks._replace(options=options), **others)
+        return command(*args, ranks=ranks, **others)
 
-    decorators = [
-        click.option("--layout", metavar="WORDS", help="Such as dp2 or dp2,tp2,sp. [dpN]"),
-        *[
-            click.option(
-                f"--{axis}", type=click.IntRange(1), help=f"The same as {axis}N in --layout."
-            )
-            for axis in _SIZES
-        ],
-        click.option("--sp", is_flag=True, help="The same as sp in --layout."),
-        click.option("-n", "--ranks", "n", type=click.IntRange(1), help="How many ranks. [1]"),
-        click.option(
-            "--backend",
-            type=click.Choice(["threads", "mpi"]),
-            help="What ranks are: threads, or processes under mpiexec. [threads]",
-        ),
-        click.option(
-            "--stall-timeout",
-            type=click.FloatRange(0),
-            default=30.0,
-            help="Seconds after which an MPI rank that waits says for what; 0: never. [30]",
-        ),
-        click.option("--stall-abort", is_flag=True, help="End the job then."),
-        click.option(
-            "--check-collectives",
-            is_flag=True,
-            help="MPI ranks compare their calls before each collective.",
-        ),
-    ]
-    added: Callable[..., Any] = with_ranks
-    for decorator in reversed(decorators):
-        added = decorator(added)
-    return added
+    return _added(_LAYOUT_OPTIONS, place_options(with_ranks))
 
 
-def read_ranks(text: str | None, words: list[str], n: int | None, backend: str | None) -> Ranks:
-    """The layout and backend that the options mean.
+def place_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add -n, --backend, --device and what MPI ranks can be told to a command, which gets them as
+    `place: Place`."""
+
+    @functools.wraps(command)
+    def with_place(*args: Any, n: int | None, backend: str | None, device: str,
+                   stall_timeout: float, no_shared_memory: bool, **others: Any) -> Any:  # fmt: skip
+        flags = {name: others.pop(name) for name in _MPI_FLAGS}
+        options = Options(
+            stall_timeout=stall_timeout or None, shared_memory=not no_shared_memory, **flags
+        )
+        return command(*args, place=Place(n, backend, device, options), **others)
+
+    return _added(_PLACE_OPTIONS, with_place)
+
+
+def _added(
+    options: Sequence[Callable[[Any], Any]], command: Callable[..., Any]
+) -> Callable[..., Any]:
+    """A command with options, which --help lists in this order."""
+    for option in reversed(options):  # --help lists the last one applied first
+        command = option(command)
+    return command
+
+
+_LAYOUT_OPTIONS = (
+    click.option("--layout", metavar="WORDS", help="Such as dp2 or dp2,tp2,sp. [dpN]"),
+    *[
+        click.option(f"--{axis}", type=click.IntRange(1), help=f"The same as {axis}N in --layout.")
+        for axis in _SIZES
+    ],
+    click.option("--sp", is_flag=True, help="The same as sp in --layout."),
+)
+
+device_option = click.option(
+    "--device",
+    type=click.Choice(["cpu", "gpu"]),
+    default="cpu",
+    help="What computes; gpu: CuPy, each rank on a GPU of its node. [cpu]",
+)
+
+_PLACE_OPTIONS = (
+    click.option(
+        "-n", "--ranks", "n", type=click.IntRange(1), help="How many ranks. [the layout's]"
+    ),
+    click.option(
+        "--backend",
+        type=click.Choice(["threads", "mpi"]),
+        help="What ranks are: threads, or processes under mpiexec. [threads]",
+    ),
+    device_option,
+    click.option(
+        "--stall-timeout",
+        type=click.FloatRange(0),
+        default=30.0,
+        help="Seconds after which an MPI rank that waits says for what; 0: never. [30]",
+    ),
+    click.option("--stall-abort", is_flag=True, help="End the job then."),
+    click.option(
+        "--check-collectives",
+        is_flag=True,
+        help="MPI ranks compare their calls before each collective.",
+    ),
+    click.option(
+        "--cuda-aware",
+        is_flag=True,
+        help="MPI reads GPU memory itself; otherwise messages pass through the host's.",
+    ),
+    click.option(
+        "--no-shared-memory",
+        is_flag=True,
+        help="MPI brings messages within a node too, not memory that its ranks share.",
+    ),
+)
+_MPI_FLAGS = ("stall_abort", "check_collectives", "cuda_aware")
+
+
+def read_ranks(text: str | None, words: list[str], place: Place) -> Ranks:
+    """The layout that the options mean, and its ranks.
 
     Raises:
         LayoutError: options that contradict each other or the launcher.
     """
+    n, backend, device, options = place
     if text is not None and words:
         raise LayoutError(f"--layout {text} and --{words[0]} both say the layout; give one of them")
+    if options.cuda_aware and device != "gpu":
+        raise LayoutError(
+            f"--cuda-aware is about GPU memory, but --device is {device}; add --device gpu, or "
+            "leave it away"
+        )
     text = text if text is not None else ",".join(words)
     launch = launched()
     under = launch.size if launch else 1
@@ -148,4 +228,5 @@ def read_ranks(text: str | None, words: list[str], n: int | None, backend: str |
     count = under if under > 1 else n
     layout = Layout.parse(text) if text else Layout(dp=count or 1)
     layout.check(ranks=count)
-    return Ranks(layout, "mpi" if under > 1 else backend or "threads", under > 1)
+    backend = "mpi" if under > 1 else backend or "threads"
+    return Ranks(layout, backend, under > 1, device, options)

@@ -85,6 +85,7 @@ def _prepare(given: Given, ranks: Ranks, run_dir: str | None, resume: bool) -> R
     from minitrain.train.text import Corpus
 
     keep_memory()
+    xp = ranks.array_module()
     at = folder.RunFolder(Path(run_dir)) if run_dir else None
     start: Path | None = None
     notes: list[str] = []
@@ -114,7 +115,7 @@ def _prepare(given: Given, ranks: Ranks, run_dir: str | None, resume: bool) -> R
     if start:
         notes += check_same(start, corpus, ranks.layout)
     notes += [*config_notes(config), *corpus.notes]
-    return Run(config, ranks.layout, corpus, at, start, tuple(notes))
+    return Run(config, ranks.layout, corpus, at, start, tuple(notes), xp)
 
 
 def _rank(group: Group, run: Run) -> Outcome:
@@ -180,7 +181,7 @@ def _report(run: Run, outcome: Outcome, as_json: bool) -> None:
     else:
         path = checkpoint.newest(run.folder.checkpoints)
         assert path is not None
-        click.echo(show(sample(path, 200, Sampling()).text, sys.stdout.encoding))
+        click.echo(show(sample(path, 200, Sampling(), xp=run.xp).text, sys.stdout.encoding))
         bits, nats = outcome.val_bits_per_byte, outcome.val_loss
         held_out = f"{nats:.3f} nats/token" if bits is None else f"{bits:.3f} bits/byte"
         click.echo(f"{at}: {outcome.steps} steps, held out {held_out}")

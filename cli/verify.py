@@ -13,7 +13,7 @@ from minitrain.comm.errors import LauncherError
 from minitrain.layout import Layout, LayoutError
 
 from .main import fail
-from .ranks import Ranks, read_ranks
+from .ranks import Place, Ranks, place_options, read_ranks
 
 if TYPE_CHECKING:
     from minitrain.comm.group import Group
@@ -27,8 +27,7 @@ EQUAL, DIFFERENT, USAGE, BROKEN = range(4)
 @click.command()
 @click.argument("layouts", nargs=-1, metavar="[LAYOUT]...")
 @click.option("--layout", "more", multiple=True, metavar="WORDS", help="The same as an argument.")
-@click.option("-n", "--ranks", "n", type=click.IntRange(1), help="How many ranks. [any]")
-@click.option("--backend", type=click.Choice(["threads", "mpi"]), help="What ranks are. [threads]")
+@place_options
 @click.option("--steps", type=click.IntRange(1), default=4, help="Steps with each optimizer. [4]")
 @click.option("--micro-batches", type=click.IntRange(1), default=2, help="Parts of a batch. [2]")
 @click.option(
@@ -40,8 +39,7 @@ EQUAL, DIFFERENT, USAGE, BROKEN = range(4)
 def verify(
     layouts: tuple[str, ...],
     more: tuple[str, ...],
-    n: int | None,
-    backend: str | None,
+    place: Place,
     steps: int,
     micro_batches: int,
     family: str,
@@ -58,7 +56,8 @@ def verify(
     Exit status: 0 all equal, 1 a tensor differs, 2 usage, 3 a hang or a crash.
     """
     try:
-        chosen = _layouts((*layouts, *more), n, backend)
+        chosen = _layouts((*layouts, *more), place)
+        xp = chosen[0].array_module()
         task = _task(chosen, family, steps, micro_batches, seed, fault)
     except ValueError as error:
         fail(str(error), USAGE)
@@ -66,7 +65,7 @@ def verify(
     verdicts, status = [], EQUAL
     reference = task.reference()
     for ranks in chosen:
-        verdict, found = _judge(ranks, task, reference, fault)
+        verdict, found = _judge(ranks, task, reference, xp, fault)
         verdicts.append(verdict)
         status = max(status, found)
     if as_json and chosen[0].first:
@@ -74,12 +73,12 @@ def verify(
     return status
 
 
-def _layouts(texts: tuple[str, ...], n: int | None, backend: str | None) -> list[Ranks]:
+def _layouts(texts: tuple[str, ...], place: Place) -> list[Ranks]:
     if not texts:
-        fixed = read_ranks(None, [], n, backend)
+        fixed = read_ranks(None, [], place)
         if fixed.layout.size > 1 or fixed.backend == "mpi":
             return [fixed]
-    return [read_ranks(text, [], n, backend) for text in texts or DEFAULT]
+    return [read_ranks(text, [], place) for text in texts or DEFAULT]
 
 
 def _task(
@@ -100,7 +99,7 @@ def _task(
 
 
 def _judge(
-    ranks: Ranks, task: Task, reference: dict[str, Trace], fault: str | None
+    ranks: Ranks, task: Task, reference: dict[str, Trace], xp: Any, fault: str | None
 ) -> tuple[dict[str, Any], int]:
     """One layout held against the reference and the verdict printed; as JSON, and as a status."""
     from minitrain.oracle.mutants import planted
@@ -108,7 +107,7 @@ def _judge(
 
     try:
         with planted(fault):
-            rows = ranks.run(_rank, ranks.layout, task, reference, largest=0)
+            rows = ranks.run(_rank, ranks.layout, task, reference, xp, largest=0)
             report = Report(str(ranks.layout), rows)
     except LauncherError:
         raise
@@ -119,10 +118,10 @@ def _judge(
     return _as_json(report), EQUAL if report.ok else DIFFERENT
 
 
-def _rank(group: Group, layout: Layout, task: Task, reference: dict[str, Trace]) -> Any:
+def _rank(group: Group, layout: Layout, task: Task, reference: dict[str, Trace], xp: Any) -> Any:
     from minitrain.oracle.verify import gather_rows, verify_rank
 
-    return gather_rows(group, verify_rank(group, layout, task, reference))
+    return gather_rows(group, verify_rank(group, layout, task, reference, xp))
 
 
 def _broken(ranks: Ranks, error: Exception) -> dict[str, Any]:

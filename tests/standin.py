@@ -12,6 +12,7 @@ GPU does otherwise (bits of a sum, bad indices, streams) is not shown here.
 from __future__ import annotations
 
 import operator
+import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -131,7 +132,23 @@ def asnumpy(a: Any) -> np.ndarray[Any, Any]:
     return np.array(_host(a))
 
 
-cuda = SimpleNamespace(get_current_stream=lambda: SimpleNamespace(synchronize=lambda: None))
+class _Device:
+    """A GPU by number; as in CUDA, each thread has a current one of its own."""
+
+    current = threading.local()
+
+    def __init__(self, number: int | None = None):
+        self.id = getattr(self.current, "id", 0) if number is None else number
+
+    def use(self) -> None:
+        self.current.id = self.id
+
+
+cuda = SimpleNamespace(
+    get_current_stream=lambda: SimpleNamespace(synchronize=lambda: None),
+    runtime=SimpleNamespace(getDeviceCount=lambda: 2),
+    Device=_Device,
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -162,8 +162,10 @@ def verify(
     return Report(str(layout), _in_order(rows))
 
 
-def verify_rank(group: Group, layout: Layout, task: Task, reference: dict[str, Trace]) -> list[Row]:
-    """Train as one rank, and hold what it has against the reference."""
+def verify_rank(
+    group: Group, layout: Layout, task: Task, reference: dict[str, Trace], xp: Any = np
+) -> list[Row]:
+    """Train as one rank, on xp (numpy or cupy), and hold what it has against the reference."""
     rows: list[Row] = []
     for name, optimizer in task.optimizers.items():
         stepper = Stepper(
@@ -173,6 +175,7 @@ def verify_rank(group: Group, layout: Layout, task: Task, reference: dict[str, T
                 micro_batches=task.micro_batches,
                 seed=task.seed,
                 dtype="float64",
+                xp=xp,
                 bucket=task.bucket,
             ),
             optimizer,
@@ -212,8 +215,8 @@ def _train(stepper: Stepper, batches: list[Batch]) -> Trace:
         trace.losses.append(result.loss)
         trace.norms.append(result.grad_norm)
         trace.gradients.append({k: to_host(g).copy() for k, g in stepper.model.gradients().items()})
-    trace.weights = flat.views(flat.weights)
-    trace.slots = {kind: flat.views(slot) for kind, slot in stepper.slots.items()}
+    trace.weights = flat.views(to_host(flat.weights))
+    trace.slots = {kind: flat.views(to_host(slot)) for kind, slot in stepper.slots.items()}
     return trace
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 from minitrain.comm.group import Group
 from minitrain.layout import Layout
 from minitrain.train import build
@@ -54,6 +56,7 @@ class Run:
     Attributes:
         start: the checkpoint to go on from; None to start anew.
         notes: remarks for the user, one line each.
+        xp: where ranks compute: numpy, or cupy on the GPU that each has taken.
         stop: where any rank has a signal, all ranks stop after the same step, and save.
     """
 
@@ -63,6 +66,7 @@ class Run:
     folder: RunFolder
     start: Path | None
     notes: tuple[str, ...] = ()
+    xp: Any = np
     stop: Stop = field(default_factory=Stop)
 
 
@@ -94,7 +98,8 @@ def train(group: Group, run: Run, reporter: Reporter | None = None) -> Outcome:
         CheckpointError: a checkpoint to start from that is broken, before anything is written.
         FolderError: a folder that can't be made.
     """
-    stepper = build.stepper_of(run.config, run.layout, group, run.corpus.tokenizer.vocab)
+    vocab = run.corpus.tokenizer.vocab
+    stepper = build.stepper_of(run.config, run.layout, group, vocab, run.xp)
     done = build.resume(stepper, run.start) if run.start else 0
     group.barrier()
     listeners: list[Reporter] = []

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from minitrain.array import from_host
 from minitrain.comm.run import fitting_blas_threads, set_blas_threads
 from minitrain.train import checkpoint, folder
 from minitrain.train.build import load_model
@@ -27,16 +28,21 @@ class Sample(NamedTuple):
     text: bytes
 
 
-def sample(path: Path, tokens: int, sampling: Sampling, prompt: bytes = b"") -> Sample:
+def sample(
+    path: Path, tokens: int, sampling: Sampling, prompt: bytes = b"", *, xp: Any = np
+) -> Sample:
     """Let the model of a checkpoint continue a prompt by so many tokens.
 
-    An empty prompt makes the model begin a text, after its tokenizer's `start`.
+    An empty prompt makes the model begin a text, after its tokenizer's `start`. It computes on xp:
+    numpy, or cupy.
 
     Raises:
         CheckpointError: a checkpoint that is not whole. TokenizerError: a prompt that the tokenizer
             cannot take.
     """
     model, tokenizer = load_model(path)
+    for parameter in model.parameters().values():
+        parameter.array = from_host(parameter.array, xp)
     before = tokenizer.encode(prompt).tolist() or [tokenizer.start]
     set_blas_threads(fitting_blas_threads(largest_product(model.config, 1)))
     ids = list(generate(model, before, tokens, sampling))
