@@ -10,7 +10,8 @@
 #SBATCH --distribution=block:block
 #SBATCH --time=01:00:00
 #SBATCH --output=%x-%j.log
-# With GPUs, one a process (each rank takes the GPU of its place on its node):
+# With GPUs, one a process (each rank takes the GPU of its place on its node), here and when you
+# start it: sbatch examples/slurm.sh --device gpu [--cuda-aware]
 ##SBATCH --gpus-per-node=4
 set -euo pipefail
 

@@ -20,7 +20,7 @@ class StepResult(NamedTuple):
     """What a step did.
 
     Attributes:
-        loss: nats a token, before the update.
+        loss: what is trained on, in nats a token, before the update.
         tokens: valid tokens of the global batch; with none there was no update.
         lr: the learning rate of the update.
         grad_norm: the global norm before clipping.
