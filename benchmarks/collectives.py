@@ -16,12 +16,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from statistics import geometric_mean, median
+from functools import partial
+from statistics import geometric_mean
 from typing import Any
 
 import click
 import numpy as np
+from turns import Step, in_turns
 
 from minitrain.array import keep_memory
 from minitrain.comm import Group, mpiexec_command, run_ranks, world
@@ -30,48 +31,8 @@ from minitrain.comm.run import cores
 
 MB = 1 << 20
 SIZES = (1 << 10, MB, 4 * MB, 16 * MB, 64 * MB)
-QUIET = 0.15  # cores that other programs may use in a turn that counts
-PATIENCE = 4  # turns that may be lost to others for each that counts
 
-Call = Callable[[], object]
 Row = dict[str, Any]
-
-
-def busy() -> float:
-    """Processor seconds of all programs on this machine since its start (Linux; elsewhere 0)."""
-    stat = Path("/proc/stat")
-    if not stat.exists():
-        return 0.0
-    user, nice, system, _, _, *more = map(int, stat.read_text().split()[1:9])
-    return (user + nice + system + sum(more)) / os.sysconf("SC_CLK_TCK")
-
-
-def turn(group: Group, calls: list[Call], inner: int) -> tuple[float, list[float]]:
-    """Cores that others used meanwhile, and seconds of each call: the slowest rank's mean."""
-    seconds = []
-    start, own, total = time.perf_counter(), time.process_time(), busy()
-    for call in calls:
-        call()  # the caches are full of the other's arrays
-        group.barrier()
-        begin = time.perf_counter()
-        for _ in range(inner):
-            call()
-        seconds.append((time.perf_counter() - begin) / inner)
-    spent = np.array([time.process_time() - own])
-    if group.transport.kind == "mpi":
-        spent = group.all_reduce(spent, purpose="scalar")
-    others = (busy() - total - spent[0]) / (time.perf_counter() - start)
-    worst = group.all_reduce(np.array([others, *seconds]), "max", purpose="scalar")
-    return float(worst[0]), [float(s) for s in worst[1:]]
-
-
-def in_turns(group: Group, calls: list[Call], inner: int, turns: int = 9) -> list[float]:
-    """Median seconds of each call, taken in turns; noisy ones are repeated while patience lasts."""
-    taken: list[tuple[float, list[float]]] = []
-    while sum(others < QUIET for others, _ in taken) < turns and len(taken) < PATIENCE * turns:
-        taken.append(turn(group, calls, inner))
-    counted = sorted(taken)[:turns]
-    return [median(seconds[i] for _, seconds in counted) for i in range(len(calls))]
 
 
 def text(size: int) -> str:
@@ -92,7 +53,7 @@ def mpi_rows(group: Group) -> Iterator[Row]:
     for size in SIZES:
         x = np.zeros(size // 4, np.float32)
         out = np.empty_like(x)
-        calls: list[Call] = [
+        calls: list[Step] = [
             lambda x=x: group.all_reduce(x),  # type: ignore[misc]
             lambda x=x, out=out: MPI.COMM_WORLD.Allreduce(x, out),  # type: ignore[misc]
         ]
@@ -122,7 +83,7 @@ def gloo_all_reduce(group: Group) -> Callable[[Any], object] | None:
     return lambda x: dist.all_reduce(torch.from_numpy(x))
 
 
-def bare_loop(rank: int, arrays: list[Any], outs: list[Any]) -> Call:
+def bare_loop(rank: int, arrays: list[Any], outs: list[Any]) -> Step:
     """The copies and additions of a ring all-reduce on two ranks, and no message.
 
     Like a ring it copies from the other what that has just added up, not something that lies in
@@ -187,15 +148,31 @@ def many_rows() -> Iterator[Row]:
 
 
 def tune_rows(group: Group) -> Iterator[Row]:
-    """Every algorithm of an all-reduce beside the default one, from 64 bytes to 64 MB."""
-    names = [name for name in ALGORITHMS["all_reduce"] if name != "hierarchical"]
+    """Every algorithm of every collective beside the one that the table chooses."""
     for size in (64, 1 << 10, 1 << 13, 1 << 16, 1 << 18, MB, 4 * MB, 16 * MB, 64 * MB):
         x = np.zeros(size // 4, np.float32)
-        calls = [lambda a=a, x=x: group.all_reduce(x, algorithm=a) for a in [None, *names]]
-        default, *times = in_turns(group, calls, max(1, min(100, MB // size)), turns=5)
-        for name, seconds in zip(names, times, strict=True):
-            case = f"{group.transport.kind} all_reduce {text(size)}, {group.size} ranks, {name}"
-            yield row(case, default, seconds)
+        for operation, call in operations(group, x).items():
+            names = [name for name in ALGORITHMS[operation] if name != "hierarchical"]
+            calls = [partial(call, algorithm=name) for name in (None, *names)]
+            default, *times = in_turns(group, calls, max(1, min(100, MB // size)), turns=5)
+            for name, seconds in zip(names, times, strict=True):
+                where = f"{group.size} ranks, {group.transport.kind}"
+                yield row(f"{operation} {text(size)}, {where}, {name}", default, seconds)
+
+
+def operations(group: Group, x: Any) -> dict[str, Callable[..., object]]:
+    """The collectives that have a choice, each called with x or with parts of it."""
+    parts = np.array_split(x, group.size)
+    sizes = [part.size for part in parts]
+    equal = x[: x.size // group.size * group.size].reshape(group.size, -1)
+    return {
+        "all_reduce": partial(group.all_reduce, x),
+        "reduce_scatter": partial(group.reduce_scatter, x),
+        "all_gather": partial(group.all_gather, parts[group.rank], sizes=sizes),
+        "broadcast": partial(group.broadcast, x, 0, like=x),
+        "reduce": partial(group.reduce, x, 0),
+        "all_to_all": partial(group.all_to_all, equal),
+    }
 
 
 def under_mpiexec(n: int, suite: str) -> list[Row]:

@@ -17,6 +17,7 @@ from minitrain.comm import Group
 Step = Callable[[], object]
 
 QUIET = 0.1  # processor seconds a second that other processes may use in a turn that counts
+QUIET_RANKS = 0.15  # the same where the ranks are processes too
 TRIES = 4  # turns that may be taken for each that counts
 
 
@@ -72,6 +73,34 @@ def _more(group: Group, taken: list[Turn], turns: int, patience: float) -> bool:
     return bool(group.broadcast(np.array([wanted]), 0)[0])
 
 
+def in_turns(group: Group, calls: list[Step], inner: int, turns: int = 9) -> list[float]:
+    """Median seconds of each of some calls that all ranks make, `inner` times in a turn of each."""
+    taken: list[tuple[float, list[float]]] = []
+    while sum(others < QUIET_RANKS for others, _ in taken) < turns and len(taken) < TRIES * turns:
+        taken.append(_turn_of_all(group, calls, inner))
+    counted = sorted(taken)[:turns]
+    return [median(seconds[i] for _, seconds in counted) for i in range(len(calls))]
+
+
+def _turn_of_all(group: Group, calls: list[Step], inner: int) -> tuple[float, list[float]]:
+    """Cores that others used meanwhile, and seconds of each call: the slowest rank's mean."""
+    seconds = []
+    start, own, total = time.perf_counter(), time.process_time(), busy_seconds()
+    for call in calls:
+        call()  # the caches are full of the other's arrays
+        group.barrier()
+        begin = time.perf_counter()
+        for _ in range(inner):
+            call()
+        seconds.append((time.perf_counter() - begin) / inner)
+    spent = np.array([time.process_time() - own])
+    if group.transport.kind == "mpi":
+        spent = group.all_reduce(spent, purpose="scalar")
+    others = (busy_seconds() - total - spent[0]) / (time.perf_counter() - start)
+    worst = group.all_reduce(np.array([others, *seconds]), "max", purpose="scalar")
+    return float(worst[0]), [float(s) for s in worst[1:]]
+
+
 def wait_for_quiet(patience: float) -> None:
     """Return when other processes leave the machine alone, after `patience` seconds at the most."""
     end = time.perf_counter() + patience
@@ -83,7 +112,7 @@ def wait_for_quiet(patience: float) -> None:
 
 
 class Others:
-    """How busy other processes have kept the machine since this was made (Linux; elsewhere: 0)."""
+    """How busy other processes have kept the machine since this was made, on Linux."""
 
     def __init__(self) -> None:
         self.start, self.busy = time.perf_counter(), self._seconds()
@@ -94,8 +123,13 @@ class Others:
 
     @staticmethod
     def _seconds() -> float:
-        stat = Path("/proc/stat")
-        if not stat.exists():
-            return 0.0
-        user, nice, system, _, _, *more = map(int, stat.read_text().split()[1:9])
-        return (user + nice + system + sum(more)) / os.sysconf("SC_CLK_TCK") - time.process_time()
+        return busy_seconds() - time.process_time()
+
+
+def busy_seconds() -> float:
+    """Processor seconds of all programs on this machine since its start (Linux; elsewhere 0)."""
+    stat = Path("/proc/stat")
+    if not stat.exists():
+        return 0.0
+    user, nice, system, _, _, *more = map(int, stat.read_text().split()[1:9])
+    return (user + nice + system + sum(more)) / os.sysconf("SC_CLK_TCK")

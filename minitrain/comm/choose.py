@@ -1,4 +1,4 @@
-"""Which algorithm a collective uses: one table, measured by benchmarks/collectives.py --tune.
+"""Which algorithm a collective uses: one table, measured by benchmarks/collectives.py --suite tune.
 
 Small messages want few steps; large ones want few bytes. Every all-reduce above SMALL sends the
 fewest bytes that are possible, 2(n-1)/n of its size, so that traffic formulas need no thresholds.
