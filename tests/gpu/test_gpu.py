@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from device_checks import MODELS, check_dtypes, check_model, check_operation
 from device_layouts import check_layout
 from engine_examples import EXAMPLES
 
 from minitrain.array import hash_grid, namespace, to_host
+from minitrain_cli.main import main
 
 
 @pytest.fixture(scope="module")
@@ -49,3 +51,10 @@ def test_random_bits_are_the_hosts(cupy: Any) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_layouts(name: str, layout: str, cupy: Any) -> None:
     check_layout(name, layout, cupy)
+
+
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+def test_verify_holds_it_against_the_cpu(family: str, cupy: Any) -> None:
+    args = ("verify", "dp2,tp2", "--device", "gpu", "--family", family)
+    result = CliRunner().invoke(main, args)
+    assert result.exit_code == 0, result.output
