@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from minitrain.array import Array, accumulator, from_host, namespace
+from minitrain.autograd.blocks import check_seal, seal
 from minitrain.autograd.function import Function
 from minitrain.autograd.fused import keep_mask
 from minitrain.autograd.tensor import Tensor
@@ -69,6 +70,7 @@ class Attention(Function):
                 scale: float, dropout: WeightDropout | None) -> Array:  # fmt: skip
         self.packed, self.causal, self.scale, self.dropout = packed, causal, scale, dropout
         self.q_positions, self.k_positions = q_positions, k_positions
+        self.sealed = seal(q_positions, k_positions)
         q, k, v = (by_head(x, packed) for x in unpack(packed))
         xp, dtype = namespace(q), accumulator(q.dtype)
         # A row that sees no key: its output is 0, and e^(score - inf) is 0 in the backward too.
@@ -94,6 +96,7 @@ class Attention(Function):
         return self.out
 
     def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+        check_seal("attention's positions", self.sealed, self.q_positions, self.k_positions)
         q, k, v = (by_head(x, self.packed) for x in unpack(self.packed))
         xp, dtype = namespace(q), accumulator(q.dtype)
         grads = tuple([xp.zeros(x.shape, dtype) for x in self.packed])
@@ -194,6 +197,20 @@ def by_head(x: Array, packed: tuple[Array, ...]) -> Array:
     return x.reshape(batch, length, kv_heads, groups, width).transpose(0, 2, 3, 1, 4)
 
 
+def _checked(q: Array, k: Array, v: Array) -> tuple[Array, Array]:
+    """Queries and keys, refused if their shapes and that of the values do not go together."""
+    if q.ndim != 4 or k.ndim != 4 or k.shape != v.shape or q.shape[::3] != k.shape[::3]:
+        raise ValueError(
+            f"attention: queries {q.shape}, keys {k.shape} and values {v.shape} must be "
+            "(B, T, H, D), (B, S, K, D) and (B, S, K, D)"
+        )
+    if q.shape[2] % k.shape[2] if k.shape[2] else q.shape[2]:
+        raise ValueError(
+            f"{q.shape[2]} query heads cannot share {k.shape[2]} key/value heads evenly"
+        )
+    return q, k
+
+
 def attention(*packed: Tensor, positions: Any = None, key_positions: Any = None,
               causal: bool = True, scale: float | None = None,
               dropout: WeightDropout | None = None) -> Tensor:  # fmt: skip
@@ -210,11 +227,7 @@ def attention(*packed: Tensor, positions: Any = None, key_positions: Any = None,
     Shapes: q (B, T, H, D), k and v (B, S, K, D), or kv (B, S, 2, K, D), or qkv (B, T, 3, H, D)
         -> (B, T, H, D). H must be a multiple of K.
     """
-    q, k, _ = unpack(tuple([x.array for x in packed]))
-    if k.shape[2] and q.shape[2] % k.shape[2]:
-        raise ValueError(
-            f"{q.shape[2]} query heads cannot share {k.shape[2]} key/value heads evenly"
-        )
+    q, k = _checked(*unpack(tuple([x.array for x in packed])))
     q_positions = np.arange(q.shape[1]) if positions is None else np.asarray(positions)
     if key_positions is None:
         key_positions = q_positions if q.shape[1] == k.shape[1] else np.arange(k.shape[1])
@@ -228,6 +241,6 @@ def attention(*packed: Tensor, positions: Any = None, key_positions: Any = None,
         q_positions=q_positions,
         k_positions=np.asarray(key_positions),
         causal=causal,
-        scale=float(q.shape[3] ** -0.5 if scale is None else scale),
+        scale=float(max(1, q.shape[3]) ** -0.5 if scale is None else scale),
         dropout=dropout,
     )

@@ -7,6 +7,7 @@ fits the cache it does so once. What all the fused operations share is here.
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Iterator
 
 import numpy as np
@@ -66,9 +67,29 @@ def matrix_product(a: Array, b: Array) -> Array:
 
 
 def check_ids(name: str, ids: Array, count: int) -> None:
-    """Refuse ids outside [0, count), on the host; a GPU's answer would have to be waited for."""
+    """Refuse what is no integer, and ids outside [0, count), on the host; a GPU's answer would have
+    to be waited for."""
+    if ids.dtype.kind not in "iu":
+        raise ValueError(f"{name} must be integers, got {ids.dtype}")
     if namespace(ids) is np and ids.size and not (ids.min() >= 0 and ids.max() < count):
         raise ValueError(f"{name} must lie in [0, {count}), got {ids.min()} to {ids.max()}")
+
+
+def seal(*arrays: Array) -> int:
+    """A checksum of host arrays, for `check_seal`; 0 where one is a GPU's."""
+    if any(namespace(x) is not np for x in arrays):
+        return 0
+    return zlib.crc32(b"".join([x.tobytes() for x in arrays]))
+
+
+def check_seal(name: str, sealed: int, *arrays: Array) -> None:
+    """Refuse arrays that were filled anew since they were sealed: the gradient would be that of a
+    forward that never was. It saves a copy of what every block keeps."""
+    if seal(*arrays) != sealed:
+        raise ValueError(
+            f"{name} were changed in place between a forward that used them and this backward; run "
+            "backward first, or give each forward arrays of its own"
+        )
 
 
 def scatter_rows(rows: Array, ids: Array, count: int) -> Array:

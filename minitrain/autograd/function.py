@@ -128,4 +128,5 @@ def _as_input(x: Any, like: Array | None) -> Any:
         return x
     if isinstance(x, (list, tuple)):
         x = namespace(like).asarray(x)
-    return x.astype(like.dtype, copy=False)
+    # A copy also where none is needed: the caller may fill its array anew before the backward.
+    return x.astype(like.dtype)

@@ -13,11 +13,13 @@ from minitrain.array import Array, accumulator, hash_grid, namespace
 from minitrain.autograd.blocks import (
     as_matrix,
     check_ids,
+    check_seal,
     column_sums,
     contiguous,
     flat_blocks,
     matrix_product,
     scatter_rows,
+    seal,
 )
 from minitrain.autograd.function import Function
 from minitrain.autograd.shapes import rounded, wide
@@ -71,10 +73,11 @@ class Embedding(Function):
     """Rows of a table by id."""
 
     def forward(self, table: Array, *, ids: Array) -> Array:
-        self.ids, self.rows = ids, len(table)
+        self.ids, self.rows, self.sealed = ids, len(table), seal(ids)
         return table[ids]
 
     def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+        check_seal("an embedding's ids", self.sealed, self.ids)
         return (scatter_rows(as_matrix(grad_out), self.ids.reshape(-1), self.rows),)
 
 
@@ -190,8 +193,10 @@ def embedding(table: Tensor, ids: Any) -> Tensor:
     """Rows of table (V, C) by integer ids (...) -> (..., C).
 
     Raises:
-        ValueError: ids outside [0, V), on the host; a GPU would wrap them around.
+        ValueError: ids that are no integers, or outside [0, V), on the host; a GPU would wrap them
+            around.
     """
+    ids = namespace(table.array).asarray(getattr(ids, "array", ids))
     check_ids("ids", ids, table.shape[0])
     return Embedding.apply(table, ids=ids)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from minitrain.array import Array, accumulator, namespace
@@ -80,8 +81,14 @@ def token_losses(logits: Tensor, labels: Any, *, ignore: int = -100, smoothing: 
         In at least float32, whatever the logits' dtype.
 
     Raises:
-        ValueError: shapes that differ; labels outside [0, V), on the host.
+        ValueError: shapes that differ; labels that are no integers, or outside [0, V), on the
+            host; a smoothing or z_loss that cannot be.
     """
+    if not (0 <= smoothing < 1 and 0 <= z_loss < math.inf):
+        raise ValueError(
+            f"smoothing must lie in [0, 1) and z_loss be a finite number >= 0, got {smoothing} and "
+            f"{z_loss}"
+        )
     labels = _as_labels(labels, logits)
     if labels.shape != logits.shape[:-1]:
         raise ValueError(

@@ -13,7 +13,7 @@ class LayerNorm(Function):
     """(x - mean) / sqrt(variance + ε) · weight + bias over the last axis (Ba et al. 2016)."""
 
     def forward(self, x: Array, weight: Array, bias: Array, *, epsilon: float) -> Array:
-        xp, dtype, columns = namespace(x), accumulator(x.dtype), x.shape[-1]
+        xp, dtype, columns = namespace(x), accumulator(x.dtype), max(1, x.shape[-1])
         matrix = as_matrix(x)
         out, self.normal = xp.empty_like(matrix), xp.empty_like(matrix)
         self.rstd, self.weight = xp.empty((len(matrix), 1), dtype), self.sources[1]
@@ -29,7 +29,7 @@ class LayerNorm(Function):
         return out.reshape(x.shape)
 
     def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
-        columns = grad_out.shape[-1]
+        columns = max(1, grad_out.shape[-1])
         grad = as_matrix(grad_out)
         grad_x = grad_weight = grad_bias = None
         if needs[0]:
@@ -52,7 +52,7 @@ class RMSNorm(Function):
     """x / √(mean of x² + ε) · weight over the last axis (Zhang and Sennrich 2019, section 4)."""
 
     def forward(self, x: Array, weight: Array, *, epsilon: float) -> Array:
-        xp, dtype, columns = namespace(x), accumulator(x.dtype), x.shape[-1]
+        xp, dtype, columns = namespace(x), accumulator(x.dtype), max(1, x.shape[-1])
         self.x, self.weight = as_matrix(x), self.sources[1]
         self.rstd = xp.empty((len(self.x), 1), dtype)
         out = xp.empty(self.x.shape, x.dtype)
@@ -65,7 +65,7 @@ class RMSNorm(Function):
         return out.reshape(x.shape)
 
     def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
-        xp, dtype, columns = namespace(self.x), self.rstd.dtype, self.x.shape[1]
+        xp, dtype, columns = namespace(self.x), self.rstd.dtype, max(1, self.x.shape[1])
         grad = as_matrix(grad_out)
         grad_x = grad_weight = None
         if needs[0]:
@@ -78,7 +78,7 @@ class RMSNorm(Function):
                 out[...] = g
             grad_x = grad_x.reshape(grad_out.shape)
         if needs[1]:
-            grad_weight = xp.zeros(columns, dtype)
+            grad_weight = xp.zeros(self.x.shape[1], dtype)
             for g, a, rstd in row_blocks(grad, self.x, self.rstd):
                 grad_weight += column_sums(g * (a * rstd))
         return grad_x, grad_weight

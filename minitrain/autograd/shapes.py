@@ -19,9 +19,10 @@ def wide(x: Any) -> Any:
 
 
 def rounded(out: Array, *inputs: Any) -> Array:
-    """out, computed wide, in the dtype of the first input that is an array."""
+    """out, computed wide, in the dtype of the first input that is an array. Of integers a floating
+    result stays floating: 1 / 2 is no integer."""
     x = inputs[0] if hasattr(inputs[0], "dtype") else inputs[1]
-    return out if out.dtype == x.dtype else out.astype(x.dtype)
+    return out if out.dtype == x.dtype or x.dtype.kind in "iub" else out.astype(x.dtype)
 
 
 def total(x: Array, axis: int | tuple[int, ...] | None, keepdims: bool = False) -> Array:
@@ -89,6 +90,13 @@ class Take(Function):
         return (grad.astype(grad_out.dtype, copy=False),)
 
 
+def _axis(axis: int, x: Tensor) -> int:
+    """axis, refused if x does not have it."""
+    if not -x.ndim <= axis < x.ndim:
+        raise ValueError(f"there is no axis {axis} in the shape {x.shape}")
+    return axis
+
+
 def _is_basic(index: Any) -> bool:
     """Whether index is made of slices and single integers, so that no element is taken twice."""
     parts = index if isinstance(index, tuple) else (index,)
@@ -142,30 +150,39 @@ def transpose(x: Tensor, axes: Sequence[int]) -> Tensor:
 
 def take(x: Tensor, index: Any) -> Tensor:
     """x[index]: integers, slices, index arrays, masks and mixtures; repeated elements add up."""
-    return Take.apply(x, index=index)
+    return Take.apply(x, index=_own(index))
 
 
 def where(condition: Any, a: Any, b: Any) -> Tensor:
     """a where condition holds, else b."""
-    return Where.apply(a, b, condition=getattr(condition, "array", condition))
+    return Where.apply(a, b, condition=_own(condition))
+
+
+def _own(index: Any) -> Any:
+    """An index as arrays that nobody else can fill anew before the backward reads them."""
+    if isinstance(index, tuple):
+        return tuple([_own(part) for part in index])
+    index = getattr(index, "array", index)
+    return index.copy() if hasattr(index, "copy") else index
 
 
 def concatenate(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     """The tensors joined along axis."""
     if not tensors:
         raise ValueError("concatenate needs at least one tensor")
+    _axis(axis, tensors[0])
     return Concatenate.apply(*tensors, axis=axis)
 
 
 def split(x: Tensor, pieces: int | Sequence[int], axis: int = 0) -> list[Tensor]:
     """x cut along axis into a number of pieces (as np.array_split: the first get one more), or
     into pieces of the given sizes."""
-    total = x.shape[axis]
-    if isinstance(pieces, int):
-        sizes = [total // pieces + (i < total % pieces) for i in range(pieces)]
+    total = x.shape[_axis(axis, x)]
+    if isinstance(pieces, (int, np.integer)):
+        sizes = [int(total // pieces + (i < total % pieces)) for i in range(pieces)]
     else:
         sizes = list(pieces)
-    if sum(sizes) != total:
+    if sum(sizes) != total or min(sizes, default=0) < 0:
         raise ValueError(f"sizes {sizes} sum to {sum(sizes)}, but axis {axis} has {total}")
     ends = np.cumsum(sizes).tolist()
     lead = (slice(None),) * (axis % x.ndim)

@@ -61,8 +61,10 @@ class Tensor:
         grad: for a leaf that requires it, the sum of all gradients so far; else None.
         requires_grad: whether backward computes something for this tensor.
         node: the operation that made it; None for a leaf.
-        version: who writes into a leaf's array raises it by 1. A backward through a graph that
-            used the older values is then refused, for its gradients would mix old and new.
+        version: who writes into the array of a leaf that requires a gradient raises it by 1. A
+            backward through a graph that used the older values is then refused, for its gradients
+            would mix old and new. Other tensors' arrays must be left alone until the backward;
+            plain arrays, indices and labels that an operation was given are copied or guarded.
     """
 
     __slots__ = ("__weakref__", "array", "grad", "node", "requires_grad", "version")
@@ -79,7 +81,11 @@ class Tensor:
     def __init__(self, array: Array, requires_grad: bool = False, node: Function | None = None):
         if isinstance(array, (int, float, list, tuple, np.generic)):
             array = np.asarray(array)
-        if requires_grad and array.dtype.kind in "iub":
+        elif not hasattr(array, "dtype") or isinstance(array, Tensor):
+            raise ValueError(
+                f"a Tensor is made of an array or numbers, not of a {type(array).__name__}"
+            )
+        if requires_grad and array.dtype.kind not in "fV":  # bfloat16's kind is V
             raise ValueError(
                 f"a gradient with respect to {array.dtype} makes no sense; write 2.0 instead of 2, "
                 "or convert the array to a floating dtype"
@@ -193,6 +199,8 @@ class Tensor:
 
     def transpose(self, *axes: int) -> Tensor:
         """The axes in another order; reversed if none are given."""
+        if len(axes) == 1 and isinstance(axes[0], tuple):
+            axes = axes[0]
         return shapes.transpose(self, axes or tuple(reversed(range(self.ndim))))
 
 

@@ -113,6 +113,17 @@ def test_a_thousand_ones_sum_to_a_thousand(dtype: Any) -> None:
     assert table.grad == 2000
 
 
+def test_integers_are_not_what_a_fraction_is_rounded_to() -> None:
+    x, half = Tensor(np.array([1, 2])), np.array([True, False])
+    for found, right in [
+        (x / 2, [0.5, 1]), (x + 0.5, [1.5, 2.5]), (0.5 - x, [-0.5, -1.5]), (x * 0.5, [0.5, 1]),
+        (x.mean(), 1.5), (x**-1, [1, 0.5]), (F.norm(x), np.sqrt(5)), (F.maximum(x, 1.5), [1.5, 2]),
+        (F.where(half, 0.5, x), [0.5, 2]),
+    ]:  # fmt: skip
+        np.testing.assert_array_equal(found.array, right)
+    assert (x + 1).dtype == x.sum().dtype == np.int64
+
+
 def test_mixed_tensors_are_refused() -> None:
     a, b = Tensor(np.ones(2, np.float32)), Tensor(np.ones(2))
     with pytest.raises(ValueError, match="multiply got tensors of float32 and float64; cast one"):

@@ -91,6 +91,11 @@ def test_refusals_say_what_to_do() -> None:
         Tensor(1.0).backward()
     with pytest.raises(ValueError, match=r"write 2.0 instead of 2"):
         Tensor(2, requires_grad=True)
+    with pytest.raises(ValueError, match="respect to complex128 makes no sense"):
+        Tensor(np.ones(2, complex), requires_grad=True)
+    for what, name in (("a", "str"), (None, "NoneType"), (leaf(1), "Tensor")):
+        with pytest.raises(ValueError, match=f"an array or numbers, not of a {name}"):
+            Tensor(what)
 
 
 def test_no_grad_is_of_its_thread_also_as_a_shared_decorator() -> None:
