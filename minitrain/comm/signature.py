@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from minitrain.array import digest
 from minitrain.comm import report
 from minitrain.comm.errors import MismatchError
 from minitrain.comm.operation import Steps
 from minitrain.comm.peers import Peers
 
 _LENGTH = 512
-"""Bytes in which a call and its place are told; a longer text is cut."""
+"""Bytes in which a call and its place are told; a longer text is cut, so its digest goes first."""
 
 
 def checked(peers: Peers, steps: Steps) -> Steps:
@@ -25,13 +26,14 @@ def checked(peers: Peers, steps: Steps) -> Steps:
     told = Peers(peers.group, peers.route, "check", "pairwise", "control")
     others = [(peers.rank + shift) % peers.size for shift in range(1, peers.size)]
     arrivals = {rank: np.empty(_LENGTH, np.uint8) for rank in others}
-    text = f"{mine.text}\n{mine.site}".encode()[:_LENGTH].ljust(_LENGTH)
+    mark = f"{digest(mine.text):x}"
+    text = f"{mark}\n{mine.text}\n{mine.site}".encode()[:_LENGTH].ljust(_LENGTH)
     message = np.frombuffer(text, np.uint8)
     receives = [told.receive(arrivals[rank], rank) for rank in others]
     yield [*receives, *(told.send(message, rank) for rank in others)]
     for rank, arrival in arrivals.items():
-        call, _, site = arrival.tobytes().decode(errors="replace").partition("\n")
-        if call != mine.text:
-            theirs = report.Call(rank, (call,), site.rstrip())
+        other, call, *site = arrival.tobytes().decode(errors="replace").rstrip().split("\n")
+        if other != mark:
+            theirs = report.Call(rank, (call,), site[0] if site else "a place too long to tell")
             raise MismatchError(report.mismatch(str(peers.group), mine, theirs))
     return (yield from steps)

@@ -8,6 +8,7 @@ a receiver that does not know the size finds the end, whether or not there is a 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -40,18 +41,17 @@ def header_of(x: Array) -> Any:
 def decoded(data: Any, like: Array | None, source: int) -> Array:
     """The array that a message's bytes hold, which must look like `like` if that is given.
 
+    The header is looked for first: a short array and its header may be as long as `like`.
+
     Raises:
         ValueError: it does not, or neither a header nor `like` tells its shape.
     """
-    if like is not None and data.size == like.nbytes:
-        return from_host(data.view(like.dtype).reshape(like.shape), namespace(like))
-    mark = int.from_bytes(data[-8:].tobytes(), "little")
-    if data.size < 8 or mark & ~0xFFFF != _MAGIC:
+    x = _by_header(data)
+    if x is None:
+        if like is not None and data.size == like.nbytes:
+            return from_host(data.view(like.dtype).reshape(like.shape), namespace(like))
         expected = "`like` is missing" if like is None else f"{report.array(like)} was expected"
         raise ValueError(f"rank {source} sent {data.size} bytes without a header, and {expected}")
-    end = data.size - 8 * (1 + (mark & 0xFF))
-    shape = tuple(int(n) for n in data[end:-8].copy().view(np.int64))
-    x = data[:end].view(DTYPES[mark >> 8 & 0xFF]).reshape(shape)
     if like is None:
         return x
     if x.shape != like.shape or x.dtype != like.dtype:
@@ -59,3 +59,14 @@ def decoded(data: Any, like: Array | None, source: int) -> Array:
             f"expected {report.array(like)} from rank {source}, which sent {report.array(x)}"
         )
     return from_host(x, namespace(like))
+
+
+def _by_header(data: Any) -> Any:
+    """The array that the header at the end of the bytes tells; None if they end with none."""
+    mark = int.from_bytes(data[-8:].tobytes(), "little")
+    number, ndim = divmod(mark ^ _MAGIC, 1 << 8)
+    end = data.size - 8 * (1 + ndim)
+    if number >= len(DTYPES) or end < 0:
+        return None
+    dtype, shape = DTYPES[number], data[end:-8].copy().view(np.int64).tolist()
+    return data[:end].view(dtype).reshape(shape) if prod(shape) * dtype.itemsize == end else None
