@@ -22,7 +22,8 @@ class Options:
     """MPI can read and write GPU memory; otherwise messages pass through pinned host memory."""
 
     shared_memory: bool = True
-    """Ranks of one node talk through memory that they share; otherwise MPI brings everything."""
+    """Ranks of one node talk through memory that they share; otherwise MPI brings everything, as
+    it does with cuda_aware and synchronous."""
 
     synchronous: bool = False
     """A send waits until it is received: for tests that nothing relies on buffering."""

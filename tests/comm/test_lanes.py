@@ -15,8 +15,9 @@ pytest.importorskip("mpi4py", reason="mpi4py is not installed: pip install 'mini
 from minitrain.comm.message import Address
 from minitrain.comm.reduction import reduction
 from minitrain.comm.shared.inlet import Arriving, Inlet
+from minitrain.comm.shared.lanes import slot_size
 from minitrain.comm.shared.outlet import Outlet
-from minitrain.comm.shared.slots import Ring
+from minitrain.comm.shared.slots import LINE, SLOTS, Ring
 
 SLOT = 64
 ADDRESSES = [Address(None, tag, channel) for tag, channel in ((0, 5), (1, 5), (0, 7))]  # type: ignore[arg-type]
@@ -64,7 +65,7 @@ def test_messages_of_an_address_arrive_whole_and_in_order(
 
     sends = []
     for i, (address, size) in enumerate(messages):
-        sends.append(outlet.send(values(i, size).view(np.uint8), 1, address, received=False))
+        sends.append(outlet.send(values(i, size).view(np.uint8), 1, address))
         for _ in range(order.randrange(4)):
             (outlet if order.random() < 0.5 else inlet).step()
         if not late[i]:
@@ -82,22 +83,21 @@ def test_messages_of_an_address_arrive_whole_and_in_order(
         np.testing.assert_array_equal(receive.array, want)
 
 
-def test_a_message_is_done_when_it_is_in_the_slots_or_if_asked_when_received() -> None:
+def test_a_message_is_done_when_it_is_in_the_slots() -> None:
     outlet, inlet = lane()
     x = np.arange(SLOT, dtype=np.uint8)
-    assert outlet.send(x, 1, ADDRESSES[0], received=False).done
-    send = outlet.send(x, 1, ADDRESSES[0], received=True)
-    assert not send.done
-    assert inlet.receive(np.empty_like(x), 0, ADDRESSES[0], None, None).done
-    assert not send.done
-    assert inlet.receive(np.empty_like(x), 0, ADDRESSES[0], None, None).done
-    assert send.done
+    sends = [outlet.send(x, 1, ADDRESSES[0]) for _ in range(SLOTS + 2)]
+    assert [send.done for send in sends] == [True] * SLOTS + [False] * 2
+    assert inlet.step()
+    assert [send.done for send in sends[SLOTS:]] == [True, False]
+    assert inlet.step()
+    assert sends[-1].done
 
 
 def test_a_message_longer_than_the_slots_waits_for_its_receiver() -> None:
     outlet, inlet = lane()
     x = np.arange(20 * SLOT, dtype=np.uint64).view(np.uint8)
-    send = outlet.send(x, 1, ADDRESSES[0], received=False)
+    send = outlet.send(x, 1, ADDRESSES[0])
     receive = inlet.receive(np.empty_like(x), 0, ADDRESSES[0], None, None)
     turns = 0
     while not (send.done & receive.done):
@@ -109,12 +109,54 @@ def test_a_message_longer_than_the_slots_waits_for_its_receiver() -> None:
 @pytest.mark.parametrize("sent", [2, 4, 500])
 def test_a_message_of_another_size_is_an_error_and_blocks_nothing(sent: int) -> None:
     outlet, inlet = lane()
-    send = outlet.send(values(0, sent).view(np.uint8), 1, ADDRESSES[0], received=False)
+    send = outlet.send(values(0, sent).view(np.uint8), 1, ADDRESSES[0])
     receive = inlet.receive(np.empty(3), 0, ADDRESSES[0], None, None)
     while not (send.done & receive.done):
         pass
     want = rf"expected float64 \(3,\) from rank 0, which sent {8 * sent} bytes"
     with pytest.raises(ValueError, match=want):
         raise receive.error  # type: ignore[misc]
-    assert outlet.send(values(0, 3).view(np.uint8), 1, ADDRESSES[0], received=False).done
+    assert outlet.send(values(0, 3).view(np.uint8), 1, ADDRESSES[0]).done
     assert inlet.receive(np.empty(3), 0, ADDRESSES[0], None, None).done
+
+
+class Watched:
+    """A slot's head, that tells when its first number and when others are read."""
+
+    def __init__(self, head: Any, events: list[str]) -> None:
+        self.head = head
+        self.events = events
+
+    def __getitem__(self, i: int) -> int:
+        self.events.append("number" if i == 0 else "rest")
+        return int(self.head[i])
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_the_rest_of_a_head_is_read_after_the_fence(at_once: bool) -> None:
+    """A processor that reorders reads might else have read it before the chunk's number."""
+    outlet, inlet = lane()
+    outlet.send(values(0, 3), 1, ADDRESSES[0])
+    ring, events = inlet._ring, []
+    ring.fence = lambda: events.append("fence")
+    ring.heads[0] = Watched(ring.heads[0], events)  # type: ignore[call-overload]
+    if at_once:
+        joining = reduction("sum", np.dtype(float), np).joining(np.ones(3))
+        assert inlet.receive(np.empty(3), 0, ADDRESSES[0], None, joining).done
+    else:
+        assert inlet.step()
+    assert events.index("number") < events.index("fence") < events.index("rest")
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 8, 16, 128])
+def test_all_slots_of_a_node_take_at_most_half_of_the_shared_memory_that_is_free(
+    ranks: int,
+) -> None:
+    """A container's 64 MB were too little for 16 ranks: the first to find none left was killed."""
+    others, free = ranks - 1, 64 << 20
+    size = slot_size(others, free)
+    assert size % LINE == 0
+    assert ranks * others * Ring.nbytes(size) <= 0.51 * free + ranks * others * Ring.nbytes(0)
+    assert size == slot_size(others, 1 << 40) or ranks * others * Ring.nbytes(size) > 0.4 * free
+    assert slot_size(others, 0) == LINE
+    assert slot_size(1, 1 << 40) == 1 << 18

@@ -52,9 +52,11 @@ class Inlet:
         """Combine a message if all of it is there and is next: half of a small message's time."""
         ring, emptied = self._ring, self._emptied
         head = ring.heads[emptied % SLOTS]
+        if head[0] != emptied + 1:
+            return False
+        ring.fence()  # the sender has written the rest of the head, too
         if (
-            head[0] != emptied + 1
-            or head[1] != address.channel
+            head[1] != address.channel
             or head[2] != address.tag
             or not head[3] == out.nbytes <= ring.size
             or self._current is not None
@@ -63,7 +65,6 @@ class Inlet:
             or not isinstance(out, np.ndarray)
         ):
             return False
-        ring.fence()
         combine(ring.rooms[out.dtype][emptied % SLOTS][: out.size], out)
         ring.fence()
         self._emptied = ring.emptied[0] = emptied + 1

@@ -10,7 +10,9 @@ whatever comes: a message that nobody has asked for yet is put aside, so it neve
 
 from __future__ import annotations
 
+import os
 import platform
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,8 +26,12 @@ _LARGEST_SLOT = 1 << 18
 _ROOM = 1 << 22
 """Bytes of slots that a rank has for all that it sends: many ranks on a node get smaller slots."""
 
+_MEMORY = Path("/dev/shm")
+"""Where Linux takes shared memory from; containers have 64 MB there, unless told otherwise."""
+
 _ORDERED = ("x86_64", "AMD64")
-"""Processors on which what one core writes is seen in that order by the others."""
+"""Processors on which the others see what a core writes in that order. (The C library's memcpy may
+use streaming stores, which have no order, but then ends with a fence of its own.)"""
 
 
 class Lanes:
@@ -35,7 +41,9 @@ class Lanes:
         """All ranks of comm call this."""
         node: Any = comm.Split_type(MPI.COMM_TYPE_SHARED)
         me, others = node.Get_rank(), node.Get_size() - 1
-        size = min(_LARGEST_SLOT, _ROOM // (SLOTS * max(1, others))) // LINE * LINE
+        free = np.array([_free()])
+        node.Allreduce(MPI.IN_PLACE, free, MPI.MIN)  # others may be taking some right now
+        size = slot_size(others, int(free[0]))
         ring = Ring.nbytes(size)
         self._window = MPI.Win.Allocate_shared(ring * others, 1, comm=node)
         self._window.Lock_all()
@@ -63,6 +71,24 @@ class Lanes:
         """Give the memory back; all ranks call this, and nothing is under way."""
         self._window.Unlock_all()
         self._window.Free()
+
+
+def slot_size(others: int, free: int) -> int:
+    """Bytes of a slot, of which each rank of a node has four for each of the others.
+
+    free: bytes of shared memory. At most half is taken, since MPI takes some when it needs it; and
+        memory that is not there is no error but a signal that ends the process.
+    """
+    room = min(_ROOM, free // 2 // (others + 1))
+    return max(LINE, min(_LARGEST_SLOT, room // (SLOTS * max(1, others))) // LINE * LINE)
+
+
+def _free() -> int:
+    """Bytes of shared memory that can still be had; more than enough where nobody tells."""
+    if not _MEMORY.exists() or not hasattr(os, "statvfs"):
+        return 1 << 62
+    memory = os.statvfs(_MEMORY)
+    return memory.f_bavail * memory.f_frsize
 
 
 def _nothing() -> None:

@@ -19,16 +19,13 @@ class Outlet:
         self._free_until = SLOTS
         self._waiting: deque[Leaving] = deque()
 
-    def send(self, data: Any, dest: int, address: Address, *, received: bool) -> Leaving | Done:
-        """Start to send an array of one axis, which stays as it is until the message is done.
-
-        received: it is done when it has been received, not as soon as it is in the slots.
-        """
+    def send(self, data: Any, dest: int, address: Address) -> Leaving | Done:
+        """Start to send an array of one axis, which stays as it is until the message is done."""
         total = data.nbytes
-        at_once = total <= self._ring.size and not (self._waiting or received)
+        at_once = total <= self._ring.size and not self._waiting
         if at_once and self._fill(address, total, data):
             return DONE
-        message = Leaving(self, data, dest, address, received)
+        message = Leaving(self, data, dest, address)
         self._waiting.append(message)
         return message
 
@@ -44,7 +41,7 @@ class Outlet:
         message.sent += chunk.size
         if message.sent == data.size:
             self._waiting.popleft()
-            message.last = self._filled
+            message.left = True
         return True
 
     def _fill(self, address: Address, total: int, chunk: Any) -> bool:
@@ -63,22 +60,14 @@ class Outlet:
         self._filled = head[0] = filled + 1
         return True
 
-    def emptied(self, count: int) -> bool:
-        """Whether the receiver has taken so many chunks."""
-        return self._ring.emptied[0] >= count
-
 
 class Leaving:
     """A message on its way into a lane."""
 
-    __slots__ = (
-        *("_outlet", "_received", "address", "array", "data", "error", "last", "peer", "sent"),
-    )
+    __slots__ = ("_outlet", "address", "array", "data", "error", "left", "peer", "sent")
     verb = "send to"
 
-    def __init__(
-        self, outlet: Outlet, data: Any, dest: int, address: Address, received: bool
-    ) -> None:
+    def __init__(self, outlet: Outlet, data: Any, dest: int, address: Address) -> None:
         self.array: Array = None
         self.error: Exception | None = None
         self.peer = dest
@@ -86,15 +75,14 @@ class Leaving:
         self.data = data
         self.sent = 0
         """Elements in the slots so far."""
-        self.last = 0
-        """The number of its last chunk, once that is in a slot."""
+        self.left = False
+        """Whether all of it is in the slots, or was."""
         self._outlet = outlet
-        self._received = received
 
     @property
     def done(self) -> bool:
-        """Whether the message is in the slots, or received."""
-        while not self.last:
+        """Whether the sender may change its array; asking fills slots."""
+        while not self.left:
             if not self._outlet.step():
                 return False
-        return not self._received or self._outlet.emptied(self.last)
+        return True

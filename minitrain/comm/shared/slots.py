@@ -37,10 +37,12 @@ class Ring:
         return LINE + SLOTS * (LINE + size)
 
     def clear(self) -> None:
-        """Begin with empty slots."""
-        self.emptied[0] = 0
+        """Begin with empty slots, in memory that is taken now: later there may be none left."""
+        for room in self.rooms[BYTE]:
+            room[:] = 0
         for head in self.heads:
             head[0] = 0
+        self.emptied[0] = 0
 
 
 class _Rooms(dict[np.dtype[Any], list[Any]]):
