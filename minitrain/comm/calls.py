@@ -39,7 +39,7 @@ class Caller:
         transport = self._group.transport
         if transport.check_collectives:
             steps = signature.checked(peers, steps)
-        return self._finish(Operation(transport, steps))
+        return self._finish(Operation(transport, steps, peers.route))
 
 
 def normal_axis(op: str, x: Array, axis: int) -> int:

@@ -27,7 +27,7 @@ class Started(Reductions, Movements):
 
     What a rank has in flight moves on whenever it waits for anything, or calls
     `Group.progress`. All members must start the same calls in the same order; they may finish in
-    any.
+    any. Under MPI the 257th that a group has in flight is started when the first has ended.
     """
 
     def __init__(self, group: Group) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
@@ -68,9 +69,10 @@ class MPITransport(Transport):
         self._names: dict[int, str] = {}
         self._folded: dict[int, int] = {}
         self._addresses: dict[tuple[int, int], Address] = {}
-        self._outbox: list[Sending | Leaving | Done] = []
-        # MPI that reads GPU memory by itself gets all messages, whatever their arrays.
-        shared = options.shared_memory and not options.cuda_aware
+        self._outbox: dict[int, deque[Sending | Leaving | Done]] = {}
+        # MPI that reads GPU memory by itself gets all messages, whatever their arrays; and it alone
+        # knows whether somebody receives: a lane's other end may only have put a message aside.
+        shared = options.shared_memory and not (options.cuda_aware or options.synchronous)
         self._lanes = Lanes(comm) if shared else None
         self._outlets = self._lanes.outlets if self._lanes else {}
         self._inlets = self._lanes.inlets if self._lanes else {}
@@ -79,13 +81,16 @@ class MPITransport(Transport):
         self._probing: WeakValueDictionary[tuple[int, int], Probing] = WeakValueDictionary()
 
     def route(self, channel: int, sequence: int) -> Address:
-        """See `Transport.route`. A sequence number comes again after 256 calls."""
-        sequence &= (1 << _SEQUENCE_BITS) - 1
-        address = self._addresses.get((channel, sequence))
+        """See `Transport.route`. Each 256th call has the same tag: it waits for the one before."""
+        number = sequence & ((1 << _SEQUENCE_BITS) - 1)
+        address = self._addresses.get((channel, number))
         if address is None:
             high, low = divmod(channel % (_COMMS * self._tags), self._tags)
-            address = Address(self._comms[high], low << _SEQUENCE_BITS | sequence, channel)
-            self._addresses[channel, sequence] = address
+            address = Address(self._comms[high], low << _SEQUENCE_BITS | number, channel)
+            self._addresses[channel, number] = address
+        elif sequence != number:
+            for operation in [each for each in self.active if each.route is address]:
+                operation.wait()
         return address
 
     def send(self, x: Array, dest: int, route: Address, *, copy: bool, header: bool) -> Request:
@@ -101,14 +106,14 @@ class MPITransport(Transport):
         outlet = self._outlets.get(dest)
         message: Sending | Leaving | Done
         if outlet is not None:
-            message = outlet.send(data, dest, route, received=synchronous)
+            message = outlet.send(data, dest, route)
         else:
             start = route.comm.Issend if synchronous else route.comm.Isend
             message = Sending(data, dest, route, self.limit, start)
         if synchronous or not copy:
             return message
         if not message.done:
-            self._outbox.append(message)
+            self._outbox.setdefault(dest, deque()).append(message)
         return DONE
 
     def receive(
@@ -148,7 +153,7 @@ class MPITransport(Transport):
         outlet = self._outlets.get(dest)
         message: Request
         if outlet is not None and isinstance(x, np.ndarray):
-            message = outlet.send(_flat(x), dest, route, received=False)
+            message = outlet.send(_flat(x), dest, route)
         else:
             message = self.send(x, dest, route, copy=False, header=False)
         receive = self.receive(out, source, route, combine=combine)
@@ -167,8 +172,7 @@ class MPITransport(Transport):
             _offer_core()
             if _any_complete(pending):
                 return
-            if self._outbox:
-                self._push()
+            self.push()
             waited = time.monotonic() - start
             if waited < _SPIN:
                 continue
@@ -180,14 +184,17 @@ class MPITransport(Transport):
 
     def finish(self) -> None:
         """Wait until all that was sent has left this process, which is about to end."""
-        self.wait([self._outbox])
+        self.wait([[message for queue in self._outbox.values() for message in queue]])
         if self._lanes is not None:
             self._lanes.close()
 
-    def _push(self) -> None:
-        """Move on what was copied to be sent, which its sender no longer waits for."""
-        if self._outbox:
-            self._outbox = [message for message in self._outbox if not message.done]
+    def push(self) -> None:
+        """See `Transport.push`. Only the oldest for each rank is asked: the rest comes after it."""
+        for dest, queue in tuple(self._outbox.items()):
+            while queue and queue[0].done:
+                queue.popleft()
+            if not queue:
+                del self._outbox[dest]
 
     def _report_stall(self, pending: Sequence[Sequence[Request]], waited: float) -> None:
         """Say for what this rank waits; the ranks that wait for each other all do."""

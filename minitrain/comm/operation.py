@@ -11,7 +11,7 @@ from collections.abc import Generator, Sequence
 from time import perf_counter
 from typing import Any, TypeAlias
 
-from minitrain.comm.transport import Request, Transport
+from minitrain.comm.transport import Request, Route, Transport
 
 Steps: TypeAlias = Generator[Sequence[Request], None, Any]
 """What a collective is: yields requests, resumes when all of them are done, returns its result."""
@@ -20,9 +20,11 @@ Steps: TypeAlias = Generator[Sequence[Request], None, Any]
 class Operation:
     """A handle on something that was started: `wait()` gives its result."""
 
-    __slots__ = ("_pending", "_result", "_steps", "_transport", "done")
+    __slots__ = ("_pending", "_result", "_steps", "_transport", "done", "route")
 
-    def __init__(self, transport: Transport, steps: Steps) -> None:
+    def __init__(self, transport: Transport, steps: Steps, route: Route = None) -> None:
+        self.route = route
+        """Of a collective: where all of its messages go, and no other operation's meanwhile."""
         self._transport = transport
         self._steps = steps
         self._pending: Sequence[Request] = ()
@@ -31,6 +33,7 @@ class Operation:
         start = perf_counter()
         if not self.advance():
             transport.active.append(self)
+        transport.push()  # for the sake of a rank that finds all it receives, and never waits
         transport.seconds += perf_counter() - start
 
     def advance(self) -> bool:
@@ -78,6 +81,7 @@ class Operation:
 
 
 def progress(transport: Transport) -> None:
-    """Advance every operation that this rank has in flight, oldest first."""
+    """Advance every operation that this rank has in flight, oldest first, and what it has sent."""
+    transport.push()
     for operation in tuple(transport.active):
         operation.advance()

@@ -149,6 +149,10 @@ class Transport(ABC):
         """Sleep until all requests of one of the lists are done, or asking one moves it along."""
 
     @abstractmethod
+    def push(self) -> None:
+        """Move on what was copied to be sent, which its sender no longer waits for."""
+
+    @abstractmethod
     def enter(self, peers: Peers) -> None:
         """A collective begins: if other members' calls can be seen, report a different one."""
 

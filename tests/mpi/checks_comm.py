@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from minitrain.comm import Group, MismatchError, device
+from minitrain.comm import Group, MismatchError, device, signature
 from minitrain.comm.group import Started
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "comm"))
@@ -103,11 +104,45 @@ def check_what_is_started_may_finish_in_any_order(group: Group) -> None:
         np.testing.assert_array_equal(results[i], np.full(50_000, group.size * 10.0**i))
 
 
+def check_more_may_be_in_flight_than_there_are_tags(group: Group) -> None:
+    """Calls 256 apart have the same tag: the first one's messages must not be taken for both."""
+    started = [
+        group.start.all_reduce(np.full(3 if i % 7 else 4000, float(i)), algorithm="ring")
+        for i in range(300)
+    ]
+    for i in np.random.default_rng(group.rank).permutation(300):
+        assert (started[i].wait() == group.size * float(i)).all()
+
+
+def check_a_sender_that_never_waits_moves_its_messages_on(group: Group) -> None:
+    """More than fits the slots: it goes on with every operation, and with `progress`."""
+    if group.rank == 0 < group.size - 1:
+        x, late = np.ones(400_000), group.irecv(1, np.empty(1))
+        for _ in range(10):
+            group.send(x, 1)
+        limit = time.monotonic() + 10
+        while not late.done and time.monotonic() < limit:
+            group.progress()
+        assert late.done
+        group.progress()
+        outbox = getattr(group.transport, "_outbox", {})
+        assert not outbox, "what has been received is still kept"
+    elif group.rank == 1:
+        for _ in range(10):
+            assert group.recv(0).sum() == 400_000
+        group.send(np.ones(1), 0)
+
+
 def check_a_message_of_another_shape_is_refused(group: Group) -> None:
+    """With and without a header; one array and its header are as long as what is expected."""
     if group.rank == 0:
         group.isend(np.ones(3), group.size - 1, header=False)
+        group.isend(np.ones(2), group.size - 1)
     if group.rank == group.size - 1:
         want = r"rank 0 sent 24 bytes .* float64 \(4,\) was expected"
+        with pytest.raises(ValueError, match=want):
+            group.recv(0, np.ones(4))
+        want = r"expected float64 \(4,\) from rank 0, which sent float64 \(2,\)"
         with pytest.raises(ValueError, match=want):
             group.recv(0, np.ones(4))
 
@@ -126,6 +161,21 @@ def check_collectives_are_compared_when_asked(group: Group) -> None:
             assert text.count("checks_comm.py:") == 2
     finally:
         group.transport.check_collectives = False
+
+
+def check_calls_longer_than_their_message_are_compared(group: Group) -> None:
+    """The sizes of a hundred ranks make a long text, of which the end is cut off."""
+    before, signature._LENGTH = signature._LENGTH, 64
+    group.transport.check_collectives = True
+    try:
+        x = np.ones((1,) * 30 + (2,))
+        assert (group.all_reduce(x) == group.size).all()
+        if group.size > 1:
+            with pytest.raises(MismatchError, match=r"all_reduce\(doubling, sum, float64"):
+                group.all_reduce(x if group.rank == 0 else np.ones((1,) * 30 + (3,)))
+    finally:
+        group.transport.check_collectives = False
+        signature._LENGTH = before
 
 
 def check_gpu_arrays_are_staged_through_the_host(group: Group) -> None:
