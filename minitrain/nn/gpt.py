@@ -11,6 +11,7 @@ from minitrain.autograd.tensor import Tensor
 from minitrain.nn.attention import Attention
 from minitrain.nn.layers import Dropout, Embedding, Head, LayerNorm, Linear
 from minitrain.nn.module import Init, Module, Parameter, normal
+from minitrain.nn.sizes import check_sizes
 from minitrain.nn.transformer import Transformer
 
 
@@ -41,9 +42,7 @@ class GPTConfig:
     std: float = 0.02
 
     def __post_init__(self) -> None:
-        for name in ("vocab", "context", "layers", "heads", "width"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"GPT: {name} must be at least 1, got {getattr(self, name)}")
+        check_sizes("GPT", self)
         if self.width % self.heads:
             raise ValueError(
                 f"GPT: width {self.width} is not divisible by {self.heads} heads; "

@@ -31,6 +31,12 @@ _LLAMA_FIXED: dict[str, tuple[Any, ...]] = {
     "mlp_bias": (False,),
     "rope_scaling": (None,),
 }
+# `type` is an older name of rope_type.
+_ROPE_FIXED: dict[str, tuple[Any, ...]] = {
+    "rope_type": ("default",),
+    "type": ("default",),
+    "partial_rotary_factor": (1.0, None),
+}
 
 
 def config_from(theirs: dict[str, Any]) -> Config:
@@ -39,6 +45,8 @@ def config_from(theirs: dict[str, Any]) -> Config:
     Raises:
         FamilyError: naming the key, its value, and what our models have instead.
     """
+    if not isinstance(theirs, dict):
+        raise FamilyError(f"config.json holds {theirs!r:.40}, not an object of names and values")
     family = theirs.get("model_type")
     if family not in ("gpt2", "llama"):
         raise FamilyError(f"model_type {family!r} is none of gpt2 and llama, the families here")
@@ -94,23 +102,33 @@ def _gpt_to(config: GPTConfig) -> dict[str, Any]:
 
 def _llama_from(theirs: dict[str, Any]) -> LlamaConfig:
     _check(theirs, _LLAMA_FIXED)
-    rope = theirs.get("rope_parameters") or {}  # since version 5; before, rope_theta alone
-    _check(rope, {"rope_type": ("default",)})
-    width, heads = theirs["hidden_size"], theirs["num_attention_heads"]
-    _check(theirs, {"head_dim": (width // heads, None)})
-    return LlamaConfig(
+    rope = _rope(theirs)
+    _check(rope, _ROPE_FIXED)
+    config = LlamaConfig(
         vocab=theirs["vocab_size"],
         context=theirs["max_position_embeddings"],
         layers=theirs["num_hidden_layers"],
-        heads=heads,
+        heads=theirs["num_attention_heads"],
         kv_heads=theirs.get("num_key_value_heads"),
-        width=width,
+        width=theirs["hidden_size"],
         hidden=theirs["intermediate_size"],
-        base=rope.get("rope_theta", theirs.get("rope_theta", 10000.0)),
+        base=rope.get("rope_theta", 10000.0),
         epsilon=theirs.get("rms_norm_eps", 1e-6),
         tied=theirs.get("tie_word_embeddings", False),
         std=theirs.get("initializer_range", 0.02),
     )
+    _check(theirs, {"head_dim": (config.width // config.heads, None)})
+    return config
+
+
+def _rope(theirs: dict[str, Any]) -> dict[str, Any]:
+    """What a config.json says of rotary positions: in a part of its own since version 5, before
+    that among the others."""
+    found = theirs.get("rope_parameters") or {}
+    if not isinstance(found, dict):
+        raise FamilyError(f"config.json has rope_parameters = {found!r}, no names and values")
+    older = ("rope_theta", "partial_rotary_factor")
+    return {name: theirs[name] for name in older if name in theirs} | found
 
 
 def _llama_to(config: LlamaConfig) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from minitrain.autograd.tensor import Tensor
 from minitrain.nn.attention import GroupedAttention
 from minitrain.nn.layers import Head, Linear, RMSNorm, Table
 from minitrain.nn.module import Init, Module, Parameter, normal
+from minitrain.nn.sizes import check_sizes
 from minitrain.nn.transformer import Transformer
 
 
@@ -48,9 +49,9 @@ class LlamaConfig:
     std: float = 0.02
 
     def __post_init__(self) -> None:
-        for name in ("vocab", "context", "layers", "heads", "width"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"Llama: {name} must be at least 1, got {getattr(self, name)}")
+        check_sizes("Llama", self)
+        if self.base == 0:
+            raise ValueError("Llama: base must be above 0, such as 10000, got 0")
         if self.width % (2 * self.heads):
             raise ValueError(
                 f"Llama: width {self.width} does not give {self.heads} heads an even number of "

@@ -131,6 +131,10 @@ def test_config_json_round_trips(config: GPTConfig | LlamaConfig) -> None:
         ("gpt", {"model_type": "bert"}, "model_type 'bert' is none of gpt2 and llama"),
         ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling"),
         ("llama", {"rope_parameters": {"rope_type": "yarn"}}, "rope_type = 'yarn'"),
+        ("llama", {"rope_parameters": {"type": "linear", "factor": 2.0}}, "type = 'linear'"),
+        ("llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
+        ("llama", {"rope_parameters": [1]}, r"rope_parameters = \[1\]"),
         ("llama", {"head_dim": 64}, "head_dim = 64, but models here have 6"),
         ("llama", {"attention_bias": True}, "attention_bias = True"),
     ],
@@ -138,6 +142,47 @@ def test_config_json_round_trips(config: GPTConfig | LlamaConfig) -> None:
 def test_what_our_models_lack_is_refused(family: str, change: dict[str, Any], words: str) -> None:
     with pytest.raises(FamilyError, match=words):
         config_from(config_to(CONFIGS[family], "float32") | change)
+
+
+@pytest.mark.parametrize(
+    ("family", "change", "words"),
+    [
+        ("llama", {"num_attention_heads": 0}, "heads must be at least 1, got 0"),
+        ("llama", {"num_attention_heads": "4"}, "heads must be a whole number, got '4'"),
+        ("llama", {"hidden_size": 24.0}, "width must be a whole number, got 24.0"),
+        ("llama", {"rope_theta": 0}, "base must be above 0"),
+        ("llama", {"rope_theta": "x"}, "base must be a number, got 'x'"),
+        ("llama", {"rope_theta": float("inf")}, "base must be a finite number of at least 0"),
+        ("llama", {"rms_norm_eps": None}, "epsilon must be a number, got None"),
+        ("llama", {"tie_word_embeddings": "no"}, "tied must be true or false, got 'no'"),
+        ("llama", {"intermediate_size": 0}, "hidden must be at least 1, got 0"),
+        ("gpt", {"n_positions": None}, "context must be a whole number, got None"),
+        ("gpt", {"n_layer": True}, "layers must be a whole number, got True"),
+        ("gpt", {"initializer_range": -0.1}, "std must be a finite number of at least 0, got -0.1"),
+    ],
+)
+def test_sizes_that_are_none_are_named(family: str, change: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        config_from(config_to(CONFIGS[family], "float32") | change)
+
+
+@pytest.mark.parametrize("content", [[1], None, "gpt2"])
+def test_a_config_that_is_no_object_is_refused(content: Any) -> None:
+    with pytest.raises(FamilyError, match="not an object of names and values"):
+        config_from(content)
+
+
+def test_the_base_of_the_angles_is_found_where_each_version_keeps_it() -> None:
+    theirs = config_to(CONFIGS["llama"], "float32")
+    del theirs["rope_theta"]
+    for change, base in (
+        ({}, 10000.0),
+        ({"rope_theta": 5e5}, 5e5),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, 5e5),
+        ({"rope_theta": 1.0, "rope_parameters": {"rope_theta": 5e5}}, 5e5),
+        ({"rope_parameters": None, "rope_theta": 5e5}, 5e5),
+    ):
+        assert config_from(theirs | change).base == base  # type: ignore[union-attr]
 
 
 def test_a_key_that_lacks_is_named() -> None:

@@ -78,7 +78,7 @@ def to_sizes(config: LlamaConfig) -> dict[str, Any]:
         ({"layers": 0}, "layers must be at least 1, got 0"),
         ({"width": 20, "heads": 4}, "width 20 does not give 4 heads an even .* multiple of 8"),
         ({"heads": 4, "kv_heads": 3}, "4 heads cannot share 3 key/value heads evenly"),
-        ({"heads": 4, "kv_heads": 0}, "4 heads cannot share 0"),
+        ({"heads": 4, "kv_heads": 0}, "kv_heads must be at least 1, got 0"),
     ],
 )
 def test_sizes_that_cannot_be_are_refused(sizes: dict[str, int], words: str) -> None:
