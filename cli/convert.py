@@ -30,13 +30,12 @@ def convert(source: str, target: str, as_json: bool) -> int:
     try:
         if (old / "config.json").exists():
             model, tokenizer = pretrained.read(old)
-            if new.exists():
-                raise pretrained.PretrainedError(f"{new} is there already; take another folder")
-            save_model(model, tokenizer, new / "checkpoints")
+            with pretrained.whole(new) as part:
+                save_model(model, tokenizer, part / "checkpoints")
         else:
             model, tokenizer = load_model(find(old))
             pretrained.write(new, model, tokenizer)
-    except ValueError as error:
+    except (ValueError, OSError) as error:  # such as a name that is too long
         fail(str(error), 2)
     arrays = [p.array for p in model.parameters().values()]
     found = {

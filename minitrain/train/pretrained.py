@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +44,7 @@ def read(folder: Path) -> tuple[Model, Tokenizer]:
         config = config_from(json.loads((folder / "config.json").read_text(encoding="utf-8")))
         tensors = _Tensors(folder)
         arrays = from_theirs(config, tensors, tensors.dtype)
-    except (OSError, SafetensorError, json.JSONDecodeError, KeyError, TypeError) as error:
+    except (OSError, SafetensorError, json.JSONDecodeError, UnicodeError, RecursionError) as error:
         raise PretrainedError(f"{folder} holds no whole model: {error}") from error
     model = declare(config)
     for name, parameter in model.parameters().items():
@@ -58,25 +60,51 @@ def write(folder: Path, model: Model, tokenizer: Tokenizer) -> None:
     Raises:
         PretrainedError: the folder is there already, or the disk is full or refuses.
     """
-    if folder.exists():
-        raise PretrainedError(f"{folder} is there already; take another folder, or remove it")
-    temporary = folder.with_name(f".{folder.name}.part")
     arrays = {name: to_host(p.array) for name, p in model.parameters().items()}
     dtype = next(iter(arrays.values())).dtype.name
     texts = {"config.json": json.dumps(config_to(model.config, dtype), indent=2), **tokenizer.files}
     if tokenizer.files:
         texts["tokenizer_config.json"] = '{"tokenizer_class": "PreTrainedTokenizerFast"}'
-    try:
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
+    with whole(folder) as part:
         for name, text in texts.items():
-            (temporary / name).write_text(text, encoding="utf-8")
+            (part / name).write_text(text, encoding="utf-8")
         # Contiguous, as to_theirs makes them: safetensors would write a view wrongly, and silently.
-        save_file(to_theirs(model.config, arrays), temporary / _WEIGHTS, {"format": "pt"})
-        temporary.rename(folder)
+        save_file(to_theirs(model.config, arrays), part / _WEIGHTS, {"format": "pt"})
+
+
+@contextmanager
+def whole(folder: Path) -> Iterator[Path]:
+    """Make a new folder as a whole or not at all: inside, it is filled under a temporary name.
+
+    What an earlier attempt left behind when it was killed is replaced.
+
+    Raises:
+        PretrainedError: the folder is there already, or the disk is full or refuses.
+    """
+    if os.path.lexists(folder):
+        raise PretrainedError(f"{folder} is there already; take another folder, or remove it")
+    part = folder.with_name(f".{folder.name}.part")
+    try:
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        try:
+            yield part
+            part.rename(folder)
+        except BaseException:
+            shutil.rmtree(part, ignore_errors=True)
+            raise
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise PretrainedError(f"cannot write {folder}: {error}") from error
+        why = getattr(error, "strerror", None) or error
+        raise PretrainedError(f"cannot write {folder}: {why}; take another folder") from error
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """Which file each array is in, by the array's name."""
+    content = json.loads(index.read_text(encoding="utf-8"))
+    places = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(places, dict) or not all(isinstance(x, str) for x in places.values()):
+        raise PretrainedError(f"{index} has no weight_map of names and their files")
+    return places
 
 
 class _Tensors(Mapping[str, Any]):
@@ -90,7 +118,7 @@ class _Tensors(Mapping[str, Any]):
             file: Any = safe_open(folder / _WEIGHTS, "np")
             self._files = dict.fromkeys(file.keys(), file)
         elif index.exists():
-            places = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            places = _weight_map(index)
             files = {name: safe_open(folder / name, "np") for name in set(places.values())}
             self._files = {name: files[place] for name, place in places.items()}
         else:
