@@ -19,7 +19,7 @@ _CHECKED = 1 << 20  # ids at either end that are looked at; the others when a ba
 
 def is_binary(path: Path) -> bool:
     """Whether a path means ids: a .bin file, or a folder with nanoGPT's train.bin."""
-    return path.suffix == ".bin" or (path / "train.bin").exists()
+    return path.suffix.lower() == ".bin" or (path / "train.bin").exists()
 
 
 def read_ids(path: Path, tokenizer: Tokenizer) -> tuple[Ids, Ids]:

@@ -44,7 +44,7 @@ def _read(path: Path) -> tuple[bytes, list[str]]:
     if not os.path.isdir(path):  # unlike Path.is_dir, False where the system refuses to say
         text = _file(path)
         how = "the texts of its lines, joined by newlines"
-        return text, [f"{path}: {how}"] if path.suffix in _JSON_LINES else []
+        return text, [f"{path}: {how}"] if path.suffix.lower() in _JSON_LINES else []
     found = [(file, _file(file)) for file in _files(path)]
     texts = [text for _, text in found if text and b"\0" not in text]
     if not texts:
@@ -74,7 +74,7 @@ def _file(path: Path) -> bytes:
         raise TextError(f"{path} cannot be read: {error.strerror}; {_FIX}") from None
     except ValueError as error:  # a NUL in the name
         raise TextError(f"{str(path)!r} cannot be read: {error}; {_FIX}") from None
-    return _json_lines(path, content) if path.suffix in _JSON_LINES else content
+    return _json_lines(path, content) if path.suffix.lower() in _JSON_LINES else content
 
 
 def _json_lines(path: Path, content: bytes) -> bytes:

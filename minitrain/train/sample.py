@@ -59,6 +59,11 @@ def find(path: Path | None) -> Path:
     if (run.path / "manifest.json").is_file():
         return run.path
     found = checkpoint.newest(run.checkpoints)
+    if found is None and (run.path / "config.json").is_file():
+        raise CheckpointError(
+            f"{run.path} holds a model in Hugging Face's layout; make a run of it first, with "
+            f"`minitrain convert {run.path} DIR`"
+        )
     if found is None:
         raise CheckpointError(
             f"{run.path} is no checkpoint, and no run that has one; give a folder such as "

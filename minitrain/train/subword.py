@@ -77,8 +77,11 @@ class SubwordTokenizer:
         inner = library.Tokenizer(library.models.BPE())
         inner.pre_tokenizer = bytes_(add_prefix_space=False)
         inner.decoder = library.decoders.ByteLevel()
+        # A text has no more pairs than bytes; the library takes memory for as many as it is told.
         trainer = library.trainers.BpeTrainer(
-            vocab_size=vocab, initial_alphabet=sorted(bytes_.alphabet()), show_progress=False
+            vocab_size=min(vocab, 256 + len(text)),
+            initial_alphabet=sorted(bytes_.alphabet()),
+            show_progress=False,
         )
         inner.train_from_iterator(_texts(text), trainer)
         return cls(inner)

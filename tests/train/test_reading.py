@@ -32,8 +32,9 @@ def test_json_lines_give_their_texts(tmp_path: Path) -> None:
     corpus = Corpus.load(file, context=4)
     assert whole(corpus) == "\n".join(texts).encode()
     assert corpus.notes == (f"{file}: the texts of its lines, joined by newlines",)
+    assert whole(Corpus.load(file.rename(tmp_path / "DOCS.JSONL"), context=4)) == whole(corpus)
     (tmp_path / "a.txt").write_text("first")
-    assert whole(Corpus.load(tmp_path, context=4)).startswith(b"first\na\r\nb\n")
+    assert whole(Corpus.load(tmp_path, context=4)).endswith(b"last\nfirst")
 
 
 @pytest.mark.parametrize(
@@ -178,6 +179,9 @@ def test_a_file_of_another_tokenizer_is_refused(
 
 
 def test_other_refusals(tmp_path: Path) -> None:
+    np.zeros(100, "<u2").tofile(tmp_path / "IDS.BIN")
+    with pytest.raises(TextError, match=r"IDS\.BIN holds ids, not text"):
+        Corpus.load(tmp_path / "IDS.BIN", 4)
     with pytest.raises(TextError, match=r"no\.bin cannot be read: No such file"):
         Corpus.load(tmp_path / "no.bin", 4, "ids:9")
     pytest.importorskip("tokenizers", reason="pip install 'minitrain[tokenizers]'")
