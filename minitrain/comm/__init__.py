@@ -1,5 +1,19 @@
 """Communication: arrays between ranks, which are threads or MPI processes.
 
+What a user calls      worlds, run (ranks as threads), launch (mpiexec), options; group, and its
+                       collectives in reductions and movements
+From call to messages  calls (begins a collective), choose (names its algorithm), operation (drives
+                       it), peers (the group as the algorithm sees it)
+Algorithms             ring, recursive, tree, exchange, hierarchical; on pieces, with a reduction
+Two transports         transport (what both can do); threads and mailbox; mpi, message, wire (arrays
+                       as bytes), place (nodes and cores), library (which MPI); device (GPU arrays)
+Shared memory          shared/: lanes between the MPI ranks of a node, of slots, outlet and inlet
+Safety                 errors, report (what people are told), signature (do all call the same?),
+                       abort (one rank fails, all end)
+Ledger                 ledger (what was sent)
+
+To read how ranks add arrays: group, calls, operation, ring, transport, threads.
+
 Names load on first use: an import of this package costs neither NumPy nor MPI.
 """
 

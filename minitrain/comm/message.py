@@ -51,7 +51,7 @@ class Sending:
 
 
 class Done:
-    """A message that is on its way in memory of its own: done, as far as its sender sees."""
+    """A message that nobody need wait for: received, or on its way in memory of its own."""
 
     array: Array = None
     error: Exception | None = None

@@ -94,7 +94,7 @@ class MPITransport(Transport):
         return address
 
     def send(self, x: Array, dest: int, route: Address, *, copy: bool, header: bool) -> Request:
-        """See `Transport.send`. What was copied is kept here until MPI has sent it."""
+        """See `Transport.send`. What was copied is kept here until it has left."""
         if not isinstance(x, np.ndarray):
             x = device.readable(x, self._options.cuda_aware)
         data = as_bytes(x)

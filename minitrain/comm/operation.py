@@ -20,7 +20,7 @@ Steps: TypeAlias = Generator[Sequence[Request], None, Any]
 class Operation:
     """A handle on something that was started: `wait()` gives its result."""
 
-    __slots__ = ("_pending", "_result", "_steps", "_transport", "done", "route")
+    __slots__ = ("_error", "_pending", "_result", "_steps", "_transport", "done", "route")
 
     def __init__(self, transport: Transport, steps: Steps, route: Route = None) -> None:
         self.route = route
@@ -29,6 +29,7 @@ class Operation:
         self._steps = steps
         self._pending: Sequence[Request] = ()
         self._result: Any = None
+        self._error: BaseException | None = None
         self.done = False
         start = perf_counter()
         if not self.advance():
@@ -53,17 +54,23 @@ class Operation:
         except StopIteration as stop:
             self._result = stop.value
             self._finish()
-        except BaseException:
+        except BaseException as error:
+            self._error = error
             self._finish()
             raise
         return True
 
     def wait(self) -> Any:
-        """The result. Meanwhile this rank's other operations in flight move on as well."""
+        """The result. Meanwhile this rank's other operations in flight move on as well.
+
+        Raises what the operation failed with, even if another one's `wait` has raised it before.
+        """
         if not self.done:
             start = perf_counter()
             self._drive()
             self._transport.seconds += perf_counter() - start
+        if self._error is not None:
+            raise self._error
         return self._result
 
     def _drive(self) -> None:

@@ -48,6 +48,8 @@ def call_site(frame: FrameType | None = None) -> str:
             break
         inside = inside or here  # a sleeping thread's innermost frames may be the library's
         frame = frame.f_back
+    if frame.f_code.co_filename.startswith(_HERE):
+        return "the end of the program"  # where Python itself calls what was left for then
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 

@@ -133,3 +133,28 @@ def test_every_collective_can_be_started() -> None:
         assert all(operation.done for operation in operations)
 
     run_ranks(3, program, synchronous=True)
+
+
+def progress_for_ever(group: Group) -> None:
+    while True:
+        group.progress()
+
+
+def test_an_error_that_another_wait_has_raised_is_raised_again_by_its_own() -> None:
+    """Not an operation that looks as if it had ended, with nothing as its result."""
+
+    def program(group: Group) -> None:
+        if group.rank == 0:
+            group.recv(1)
+            group.send(np.ones(3), 1, tag=1)
+            group.send(np.ones(3), 1, tag=2)
+        else:
+            wrong = group.irecv(0, np.ones(4), tag=1)
+            group.send(np.ones(1), 0)
+            with pytest.raises(ValueError, match=r"expected float64 \(4,\)"):
+                progress_for_ever(group)
+            with pytest.raises(ValueError, match=r"expected float64 \(4,\)"):
+                wrong.wait()
+            np.testing.assert_array_equal(group.recv(0, tag=2), np.ones(3))
+
+    run_ranks(2, program)

@@ -139,6 +139,32 @@ else:
     assert "to send to rank 1 (group 'world' of [0, 1], tag 1)" in job.stderr
 
 
+def test_a_message_that_nobody_receives_is_reported_as_its_sender_ends(tmp_path: Path) -> None:
+    text = """
+from minitrain.comm import Options, world
+group = world(Options(stall_timeout=0.5, stall_abort=True))
+if group.rank == 0:
+    group.send(np.ones(10**6), 1, tag=4)
+"""
+    job = run(2, program(tmp_path, text))
+    assert job.returncode == 3
+    want = "to send to rank 1 (group 'world' of [0, 1], tag 4), at the end of the program"
+    assert want in job.stderr
+
+
+def test_a_program_may_communicate_as_it_ends(tmp_path: Path) -> None:
+    """Python calls last what was left for the end first: here when shared memory is gone."""
+    text = """
+import atexit
+from minitrain.comm import world
+atexit.register(lambda: print(world().all_reduce(np.ones(3)).sum()))
+world().barrier()
+"""
+    job = run(2, program(tmp_path, text))
+    assert job.returncode == 0, job.stderr
+    assert job.stdout.count("6.0") == 2
+
+
 @pytest.mark.deep
 def test_a_stall_is_reported_with_the_call_and_aborted_if_asked(tmp_path: Path) -> None:
     text = """

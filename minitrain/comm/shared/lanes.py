@@ -68,7 +68,12 @@ class Lanes:
         return Ring(lane, size, _nothing if ordered else self._window.Sync)
 
     def close(self) -> None:
-        """Give the memory back; all ranks call this, and nothing is under way."""
+        """Give the memory back; all ranks call this, and nothing is under way.
+
+        What a program sends after that, as it ends, MPI brings.
+        """
+        self.outlets.clear()
+        self.inlets.clear()
         self._window.Unlock_all()
         self._window.Free()
 
