@@ -143,9 +143,10 @@ class Probing:
     @property
     def done(self) -> bool:
         """Whether the message is here."""
-        if self.before is not None and not self.before.done:
-            return False
-        self.before = None
+        if self.before is not None:
+            if not self.before._complete:  # it is in flight, so it is asked by itself
+                return False
+            self.before = None
         while not self._complete and self._part_is_here():
             self._complete = self._parts[-1].size < self._limit
             if self._complete:

@@ -95,6 +95,14 @@ def check_early_and_late_receives_keep_their_order(group: Group) -> None:
         np.testing.assert_array_equal(receives[size - 1].wait(), np.full(size, float(size)))
 
 
+def check_a_thousand_receives_may_be_early(group: Group) -> None:
+    if group.size == 2:
+        receives = [group.irecv(1 - group.rank) for _ in range(1100)]
+        for i in range(1100):
+            group.send(np.full(2, i), 1 - group.rank)
+        assert [receive.wait()[1] for receive in reversed(receives)] == [*range(1100)][::-1]
+
+
 def check_what_is_started_may_finish_in_any_order(group: Group) -> None:
     start: Started = group.start
     sums = [start.all_reduce(np.full(50_000, 10.0**i)) for i in range(4)]
