@@ -35,7 +35,16 @@ class Transformer(Module):
         return self.head(self.norm(x))
 
     def forward(self, tokens: Array, positions: Array | None = None) -> Tensor:
-        """tokens (B, T), ids in [0, V) -> logits (B, T, V). Positions are 0, 1, … if left out."""
+        """tokens (B, T), ids in [0, V) -> logits (B, T, V). Positions are 0, 1, … if left out.
+
+        Raises:
+            ValueError: tokens that are no array of two axes, or ids that the model does not have.
+        """
+        if getattr(tokens, "ndim", 0) != 2:
+            raise ValueError(
+                "a model takes an array of token ids of shape (B, T), such as np.array([[1, 2]]), "
+                f"not {tokens!r:.60}"
+            )
         x: Any = tokens
         if positions is None:
             positions = np.arange(tokens.shape[1])

@@ -86,6 +86,12 @@ def test_sizes_that_cannot_be_are_refused(sizes: dict[str, int], words: str) -> 
         LlamaConfig(**sizes)
 
 
+@pytest.mark.parametrize("tokens", [[[1, 2]], np.array([1, 2]), np.array(1), "12"])
+def test_tokens_that_are_no_batch_are_refused(tokens: Any) -> None:
+    with pytest.raises(ValueError, match=r"token ids of shape \(B, T\), .* not "):
+        Llama(CONFIG).initialize(0)(tokens)
+
+
 def test_families_go_to_plain_values_and_back() -> None:
     for config, kind in ((CONFIG, Llama), (GPTConfig(dropout=0.5, tied=False), GPT)):
         again = from_values(to_values(config))
