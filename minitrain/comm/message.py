@@ -104,11 +104,18 @@ class Receiving:
 
     @property
     def done(self) -> bool:
-        """Whether all parts are here; a message that was too short is an error."""
+        """Whether all parts are here; a message that was too short or too long is an error."""
         requests = self._requests
         while requests:
-            if not requests[-1].Test(_STATUS):
-                return False
+            try:
+                if not requests[-1].Test(_STATUS):
+                    return False
+            except MPI.Exception as error:
+                if error.Get_error_class() != MPI.ERR_TRUNCATE:
+                    raise
+                self.error = wrong_size(self.array, self.peer, "more")
+                requests.clear()
+                return True
             requests.pop()
             self._total += _STATUS.Get_count(MPI.BYTE)
             if not requests:
@@ -119,7 +126,7 @@ class Receiving:
         if self._total == self.array.nbytes:
             self._landing.settle()
         else:
-            self.error = wrong_size(self.array, self.peer, self._total)
+            self.error = wrong_size(self.array, self.peer, f"{self._total} bytes")
 
 
 class Probing:
@@ -177,8 +184,6 @@ class Probing:
 _STATUS = MPI.Status()  # written and read between two calls; MPI ranks have one thread
 
 
-def wrong_size(expected: Array, source: int, total: int) -> ValueError:
+def wrong_size(expected: Array, source: int, sent: str) -> ValueError:
     """The error of a message that has not the bytes it must have."""
-    return ValueError(
-        f"expected {report.array(expected)} from rank {source}, which sent {total} bytes"
-    )
+    return ValueError(f"expected {report.array(expected)} from rank {source}, which sent {sent}")

@@ -112,6 +112,15 @@ def check_what_is_started_may_finish_in_any_order(group: Group) -> None:
         np.testing.assert_array_equal(results[i], np.full(50_000, group.size * 10.0**i))
 
 
+def check_a_collective_of_another_size_is_refused(group: Group) -> None:
+    """On both sides: what comes is shorter than it must be on one, and longer on the other."""
+    if group.size == 2:
+        mine = np.ones(4 - group.rank)
+        want = rf"expected float64 \({mine.size},\) from rank {1 - group.rank}, which sent "
+        with pytest.raises(ValueError, match=want):
+            group.all_gather(mine, sizes=[mine.size] * 2)
+
+
 def check_more_may_be_in_flight_than_there_are_tags(group: Group) -> None:
     """Calls 256 apart have the same tag: the first one's messages must not be taken for both."""
     started = [

@@ -202,4 +202,4 @@ class Arriving:
             except ValueError as error:
                 self.error = error
         elif self._data is not None:
-            self.error = wrong_size(self.array, self.peer, self.total)
+            self.error = wrong_size(self.array, self.peer, f"{self.total} bytes")
