@@ -1,4 +1,4 @@
-"""The loss, attention and norms where real projects got them wrong: B2, B10, B11, I14 to I17."""
+"""The loss, attention and norms where real projects got them wrong: B1, B2, B10, B11, I14 to I17."""
 
 from __future__ import annotations
 
@@ -28,6 +28,29 @@ def test_micro_batches_divide_by_the_whole_batch(splits: int, smoothing: float) 
     target = (1 - smoothing) * np.eye(5)[labels] + smoothing / 5
     grad = np.concatenate([x.grad for x in pieces])
     np.testing.assert_allclose(grad, (p - target) / 8, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("cut", [0, 3, 5, 9])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_micro_batches_of_unequal_counts_weigh_tokens_alike(cut: int, smoothing: float) -> None:
+    """Case B1: 3 valid tokens in one part and 5 in the other, with two ignored, or other cuts."""
+    random = np.random.default_rng(2)
+    logits, labels = random.standard_normal((10, 5)), random.integers(0, 5, 10)
+    labels[[4, 8]] = -100
+    parts = [leaf(logits[:cut]), leaf(logits[cut:])]
+    losses = [
+        F.cross_entropy(x, y, smoothing=smoothing, total=8)
+        for x, y in zip(parts, (labels[:cut], labels[cut:]), strict=True)
+    ]
+    for loss in losses:
+        loss.backward()
+    p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    target = (1 - smoothing) * np.eye(5)[labels * (labels >= 0)] + smoothing / 5
+    right = np.where(labels[:, None] >= 0, p - target, 0) / 8
+    grad = np.concatenate([x.grad for x in parts])
+    np.testing.assert_allclose(grad, right, rtol=1e-12, atol=1e-15)
+    each = np.where(labels >= 0, -(target * np.log(p)).sum(1), 0)
+    assert sum(loss.item() for loss in losses) == pytest.approx(each.sum() / 8, rel=1e-13)
 
 
 @pytest.mark.parametrize("strided", [False, True])
