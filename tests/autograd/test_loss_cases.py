@@ -1,4 +1,4 @@
-"""The loss, attention and norms where real projects got them wrong: B1, B2, B10, B11, I14 to I17."""
+"""Losses, attention and norms that real projects got wrong: B1, B2, B10, B11, I14, I15, I17."""
 
 from __future__ import annotations
 
