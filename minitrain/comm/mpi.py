@@ -69,7 +69,6 @@ class MPITransport(Transport):
         self._names: dict[int, str] = {}
         self._folded: dict[int, int] = {}
         self._addresses: dict[tuple[int, int], Address] = {}
-        self._outbox: dict[int, deque[Sending | Leaving | Done]] = {}
         # MPI that reads GPU memory by itself gets all messages, whatever their arrays; and it alone
         # knows whether somebody receives: a lane's other end may only have put a message aside.
         shared = options.shared_memory and not (options.cuda_aware or options.synchronous)
@@ -113,7 +112,7 @@ class MPITransport(Transport):
         if synchronous or not copy:
             return message
         if not message.done:
-            self._outbox.setdefault(dest, deque()).append(message)
+            self.outbox.setdefault(dest, deque()).append(message)
         return DONE
 
     def receive(
@@ -172,7 +171,8 @@ class MPITransport(Transport):
             _offer_core()
             if _any_complete(pending):
                 return
-            self.push()
+            if self.outbox:
+                self.push()
             waited = time.monotonic() - start
             if waited < _SPIN:
                 continue
@@ -184,17 +184,9 @@ class MPITransport(Transport):
 
     def finish(self) -> None:
         """Wait until all that was sent has left this process, which is about to end."""
-        self.wait([[message for queue in self._outbox.values() for message in queue]])
+        self.wait([[message for queue in self.outbox.values() for message in queue]])
         if self._lanes is not None:
             self._lanes.close()
-
-    def push(self) -> None:
-        """See `Transport.push`. Only the oldest for each rank is asked: the rest comes after it."""
-        for dest, queue in tuple(self._outbox.items()):
-            while queue and queue[0].done:
-                queue.popleft()
-            if not queue:
-                del self._outbox[dest]
 
     def _report_stall(self, pending: Sequence[Sequence[Request]], waited: float) -> None:
         """Say for what this rank waits; the ranks that wait for each other all do."""

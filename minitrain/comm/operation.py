@@ -34,7 +34,8 @@ class Operation:
         start = perf_counter()
         if not self.advance():
             transport.active.append(self)
-        transport.push()  # for the sake of a rank that finds all it receives, and never waits
+        if transport.outbox:  # for the sake of a rank that finds all it receives, and never waits
+            transport.push()
         transport.seconds += perf_counter() - start
 
     def advance(self) -> bool:
@@ -89,6 +90,7 @@ class Operation:
 
 def progress(transport: Transport) -> None:
     """Advance every operation that this rank has in flight, oldest first, and what it has sent."""
-    transport.push()
+    if transport.outbox:
+        transport.push()
     for operation in tuple(transport.active):
         operation.advance()

@@ -173,9 +173,6 @@ class ThreadTransport(Transport):
         if world.failure is not None:
             world.check()
 
-    def push(self) -> None:
-        """See `Transport.push`: here what was sent lies ready, and its receiver takes it."""
-
     def enter(self, peers: Peers) -> None:
         """See `Transport.enter`: the first member leaves its call, the others compare.
 

@@ -7,7 +7,7 @@ processes (`mpi.py`). Everything above it, from `Group` to the last collective, 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -77,6 +77,8 @@ class Transport(ABC):
         """The node that each rank runs on, as numbers."""
         self.active: list[Operation] = []
         """This rank's operations in flight, oldest first."""
+        self.outbox: dict[int, deque[Request]] = {}
+        """Receiver → what was copied to be sent there and has not left yet, oldest first."""
         self.sequences: dict[int, int] = defaultdict(int)
         """Channel → the number of collectives started on it so far."""
         self.ledgers = 0
@@ -148,9 +150,13 @@ class Transport(ABC):
     def wait(self, pending: Sequence[Sequence[Request]]) -> None:
         """Sleep until all requests of one of the lists are done, or asking one moves it along."""
 
-    @abstractmethod
     def push(self) -> None:
-        """Move on what was copied to be sent, which its sender no longer waits for."""
+        """Move on what is in the outbox, which its sender no longer waits for."""
+        for dest, queue in tuple(self.outbox.items()):
+            while queue and queue[0].done:
+                queue.popleft()
+            if not queue:
+                del self.outbox[dest]
 
     @abstractmethod
     def enter(self, peers: Peers) -> None:
