@@ -87,7 +87,7 @@ class MPITransport(Transport):
             high, low = divmod(channel % (_COMMS * self._tags), self._tags)
             address = Address(self._comms[high], low << _SEQUENCE_BITS | number, channel)
             self._addresses[channel, number] = address
-        elif sequence != number:
+        elif self.active and sequence != number:
             for operation in [each for each in self.active if each.route is address]:
                 operation.wait()
         return address

@@ -107,11 +107,12 @@ class Reductions(Caller):
 
 def _all_reduce(peers: Peers, x: Array, op: Reduction) -> Steps:
     flat = x if x.ndim == 1 else x.ravel()
-    if peers.algorithm != "pairwise":
+    if op.kept_wider and peers.algorithm != "pairwise":
         flat = op.widened(flat)
     out = op.xp.empty_like(flat)
     yield from _ALL_REDUCE[peers.algorithm](peers, flat, out, op)
-    out = op.rounded(out, x)
+    if op.kept_wider:
+        out = op.rounded(out, x)
     return out if x.ndim == 1 else out.reshape(x.shape)
 
 
