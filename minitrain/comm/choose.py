@@ -36,7 +36,7 @@ TABLE: dict[str, dict[str, Row]] = {
     },
     "mpi": {
         "all_reduce": ((SMALL, "doubling"), (_NEVER, "halving")),
-        "all_reduce of two": ((1 << 22, "doubling"), (_NEVER, "halving")),
+        "all_reduce of two": ((1 << 20, "doubling"), (_NEVER, "halving")),
         "all_gather": ((SMALL, "bruck"), (_NEVER, "pairwise")),
         **_COMMON,
     },

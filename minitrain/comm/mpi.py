@@ -156,7 +156,9 @@ class MPITransport(Transport):
         else:
             message = self.send(x, dest, route, copy=False, header=False)
         receive = self.receive(out, source, route, combine=combine)
-        return (receive,) if message is DONE else (receive, message)
+        if message is not DONE:
+            return receive, message
+        return () if receive is DONE else (receive,)
 
     def wait(self, pending: Sequence[Sequence[Request]]) -> None:
         """See `Transport.wait`. MPI has no other way to wait for some of several than to ask."""
