@@ -18,7 +18,8 @@ from .ranks import Place, Ranks, place_options, read_ranks
 if TYPE_CHECKING:
     from minitrain.comm.group import Group
     from minitrain.oracle.reference import Trace
-    from minitrain.oracle.verify import Report, Task
+    from minitrain.oracle.task import Task
+    from minitrain.oracle.verify import Report
 
 DEFAULT = ("dp1", "dp2", "dp3", "dp4", "tp2", "tp3,sp", "dp2,tp2,sp")
 EQUAL, DIFFERENT, USAGE, BROKEN = range(4)
@@ -86,7 +87,7 @@ def _task(
 ) -> Task:
     """What is trained, once it is known that every layout can."""
     from minitrain.oracle.mutants import check_name
-    from minitrain.oracle.verify import FAMILIES, Task
+    from minitrain.oracle.task import FAMILIES, Task
     from minitrain.parallel.compose import check_layout
 
     check_name(fault)

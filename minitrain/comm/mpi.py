@@ -47,6 +47,7 @@ core is offered to others."""
 _offer_core: Callable[[], object] = getattr(os, "sched_yield", lambda: time.sleep(0))
 
 _TOLD = (Sending, Receiving, Probing, Leaving, Arriving)
+"""The requests that say whom they wait for, to report a stall."""
 
 
 class MPITransport(Transport):

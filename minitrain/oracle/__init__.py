@@ -2,7 +2,8 @@
 
 from minitrain.oracle.compare import BOUND, Row, compare, compare_gradients, compare_weights
 from minitrain.oracle.mutants import MUTANTS, planted
-from minitrain.oracle.verify import NANO, Report, Task, verify
+from minitrain.oracle.task import NANO, Task
+from minitrain.oracle.verify import Report, verify
 
 __all__ = [
     "BOUND", "MUTANTS", "NANO", "Report", "Row", "Task", "compare", "compare_gradients",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,11 +12,8 @@ from minitrain.array import to_host
 from minitrain.batch import Batch
 from minitrain.comm import run_ranks
 from minitrain.comm.group import Group
-from minitrain.comm.run import blas_threads
 from minitrain.layout import Layout
-from minitrain.nn import CrossEntropy, GPTConfig, LlamaConfig
-from minitrain.nn.families import Config, Model, declare
-from minitrain.optim import SGD, AdamW, Optimizer, Schedule
+from minitrain.nn.families import Config
 from minitrain.oracle.compare import (
     BOUND,
     Part,
@@ -28,24 +24,11 @@ from minitrain.oracle.compare import (
     zero_by_algebra,
 )
 from minitrain.oracle.mutants import planted
-from minitrain.oracle.reference import Trace, awkward_batches, train_serially
+from minitrain.oracle.reference import Trace
+from minitrain.oracle.task import NANO, Task
 from minitrain.parallel import Mesh, ParallelModel, parallelize
 from minitrain.parallel.compose import check_layout
 from minitrain.train.step import Stepper
-
-# The preset nano, with dropout on so that masks are verified too.
-NANO = GPTConfig(vocab=256, context=16, layers=4, heads=8, width=32, dropout=0.1)
-# The same sizes for each family; the Llama has fewer key/value heads than many layouts have ranks.
-NANO_LLAMA = LlamaConfig(vocab=256, context=16, layers=4, heads=8, kv_heads=2, width=32)
-FAMILIES: dict[str, Config] = {"gpt": NANO, "llama": NANO_LLAMA}
-
-# AdamW divides an element's gradient by its own size plus ε, and so magnifies the rounding of small
-# ones. With the usual 1e-8 that alone reaches 2e-12 of a learning rate; with 1e-4, a little below
-# most gradients here, it stays at 3e-14, and a fault in how ε enters shows all the better.
-OPTIMIZERS: dict[str, Optimizer] = {
-    "sgd": SGD(momentum=0.9, decay=0.1),
-    "adamw": AdamW(0.9, 0.99, 1e-4, decay=0.1),
-}
 
 
 class Report(NamedTuple):
@@ -73,66 +56,6 @@ class Report(NamedTuple):
     def worst(self) -> Row:
         """The tensor whose error is the largest, in units of its bound."""
         return max(self.rows, key=lambda row: row.error / row.bound)
-
-
-@dataclass(frozen=True)
-class Task:
-    """What is trained for a verification, on every layout alike.
-
-    Attributes:
-        model: the sizes of the model.
-        smoothing, z_loss: of its loss, not 0 so that they are verified too.
-        steps: how many steps with each optimizer.
-        batch, micro_batches: sequences of a step, and the parts they are computed in.
-        lr: the peak learning rate; ten times higher, AdamW grows rounding to 1e-12 in 20 steps.
-        clip: the largest global norm; small, so that clipping is active.
-        bucket: bytes of gradient that are reduced together; few, so that there are many buckets.
-        seed: of weights, data and dropout.
-    """
-
-    model: Config = NANO
-    smoothing: float = 0.1
-    z_loss: float = 0.01
-    steps: int = 4
-    batch: int = 24
-    micro_batches: int = 2
-    lr: float = 1e-3
-    clip: float | None = 0.5
-    bucket: int = 1 << 16
-    seed: int = 0
-    optimizers: dict[str, Optimizer] = field(default_factory=lambda: dict(OPTIMIZERS))
-
-    def declare(self) -> Model:
-        """The plain model, declared and not filled."""
-        model = declare(self.model)
-        model.loss = CrossEntropy(self.smoothing, self.z_loss)
-        return model
-
-    def batches(self) -> list[Batch]:
-        """The batches of the steps."""
-        return awkward_batches(
-            self.model.vocab, self.model.context, self.batch, self.steps, self.seed
-        )
-
-    def schedule(self) -> Schedule:
-        """A learning rate that differs in each step."""
-        return Schedule(lr=self.lr, steps=self.steps, warmup=2, min_lr=self.lr / 10)
-
-    def reference(self) -> dict[str, Trace]:
-        """The single-device run with each optimizer."""
-        with blas_threads(1):  # the products are too small to share
-            return {
-                name: train_serially(
-                    self.declare().initialize(self.seed, "float64"),
-                    self.batches(),
-                    optimizer,
-                    self.schedule().rate,
-                    clip=self.clip,
-                    micro_batches=self.micro_batches,
-                    seed=self.seed,
-                )
-                for name, optimizer in self.optimizers.items()
-            }
 
 
 def verify(

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from minitrain.comm import DeadlockError
 from minitrain.nn import GPTConfig
 from minitrain.oracle import MUTANTS
-from minitrain.oracle.verify import Task
+from minitrain.oracle.task import Task
 from minitrain.parallel.data import GradientSum
 from minitrain.train.step import Stepper
 from minitrain_cli.main import main

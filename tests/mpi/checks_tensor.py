@@ -12,7 +12,8 @@ from minitrain.comm import Group
 from minitrain.layout import Layout
 from minitrain.nn import GPTConfig, LlamaConfig
 from minitrain.nn.families import Config
-from minitrain.oracle.verify import Task, gather_rows, verify_rank
+from minitrain.oracle.task import Task
+from minitrain.oracle.verify import gather_rows, verify_rank
 from minitrain.parallel import Mesh
 from minitrain.train import loop
 

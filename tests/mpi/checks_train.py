@@ -13,7 +13,8 @@ import numpy as np
 from minitrain.comm import Group, run_ranks
 from minitrain.layout import Layout
 from minitrain.nn import GPTConfig
-from minitrain.oracle.verify import Task, gather_rows, verify_rank
+from minitrain.oracle.task import Task
+from minitrain.oracle.verify import gather_rows, verify_rank
 from minitrain.train import loop
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "train"))

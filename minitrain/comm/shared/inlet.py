@@ -1,4 +1,4 @@
-"""The receiver's end of a lane."""
+"""The receiver's end of a lane: messages out of its slots, to who asked for them."""
 
 from __future__ import annotations
 

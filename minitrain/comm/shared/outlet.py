@@ -1,4 +1,4 @@
-"""The sender's end of a lane."""
+"""The sender's end of a lane: messages into its slots, one after the other."""
 
 from __future__ import annotations
 
