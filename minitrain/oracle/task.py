@@ -1,4 +1,4 @@
-"""What a verification trains: a tiny model on awkward batches, with optimizers that hide nothing."""
+"""What a verification trains: a tiny model on awkward batches, with optimizers that hide little."""
 
 from __future__ import annotations
 
