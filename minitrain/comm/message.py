@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from minitrain.array import Array, namespace
 from minitrain.comm import device, report
-from minitrain.comm.transport import Combine
+from minitrain.comm.transport import Combine, Request
 from minitrain.comm.wire import as_bytes, decoded, parts
 
 
@@ -187,3 +187,16 @@ _STATUS = MPI.Status()  # written and read between two calls; MPI ranks have one
 def wrong_size(expected: Array, source: int, sent: str) -> ValueError:
     """The error of a message that has not the bytes it must have."""
     return ValueError(f"expected {report.array(expected)} from rank {source}, which sent {sent}")
+
+
+def any_complete(pending: Sequence[Sequence[Request]]) -> bool:
+    """Whether all requests of one of the lists are done."""
+    # Loops, since this is asked again and again, and generators take twice as long.
+    for requests in pending:
+        complete = True
+        for request in requests:
+            if not request.done:  # all are asked: that is what moves them along
+                complete = False
+        if complete:
+            return True
+    return False

@@ -19,14 +19,23 @@ from mpi4py import MPI
 from minitrain.array import Array
 from minitrain.comm import device, report
 from minitrain.comm.abort import abort
-from minitrain.comm.message import DONE, Address, Done, Landing, Probing, Receiving, Sending
+from minitrain.comm.message import (
+    DONE,
+    Address,
+    Done,
+    Landing,
+    Probing,
+    Receiving,
+    Sending,
+    any_complete,
+)
 from minitrain.comm.options import Options
 from minitrain.comm.place import Place
 from minitrain.comm.shared.inlet import Arriving
 from minitrain.comm.shared.lanes import Lanes
 from minitrain.comm.shared.outlet import Leaving
 from minitrain.comm.transport import Combine, Request, Transport
-from minitrain.comm.wire import as_bytes, header_of
+from minitrain.comm.wire import as_bytes, flat, header_of
 
 if TYPE_CHECKING:
     from minitrain.comm.peers import Peers
@@ -153,7 +162,7 @@ class MPITransport(Transport):
         outlet = self._outlets.get(dest)
         message: Request
         if outlet is not None and isinstance(x, np.ndarray):
-            message = outlet.send(_flat(x), dest, route)
+            message = outlet.send(flat(x), dest, route)
         else:
             message = self.send(x, dest, route, copy=False, header=False)
         receive = self.receive(out, source, route, combine=combine)
@@ -166,13 +175,13 @@ class MPITransport(Transport):
         for _ in range(_SPINS):
             if self._crowded:
                 _offer_core()  # the other rank may need this one
-            if _any_complete(pending):
+            if any_complete(pending):
                 return
         start = time.monotonic()
         told = False
         while True:
             _offer_core()
-            if _any_complete(pending):
+            if any_complete(pending):
                 return
             if self.outbox:
                 self.push()
@@ -186,26 +195,36 @@ class MPITransport(Transport):
                     self._report_stall(pending, waited)
 
     def finish(self) -> None:
-        """Wait until all that was sent has left this process, which is about to end."""
-        self.wait([[message for queue in self.outbox.values() for message in queue]])
-        if self._lanes is not None:
-            self._lanes.close()
+        """Wait until all that was sent has left this process, which is about to end; and say what
+        was sent to it and never received, as far as it can be seen."""
+        if self._lanes is None:
+            self.wait([[message for queue in self.outbox.values() for message in queue]])
+            return
+        waits = self._waits([operation.pending for operation in self.active])
+        for source, address in self._lanes.close(self.push):
+            where = self._names.get(address.channel, "a group or tag that it has not used")
+            waits.append(f"receive a message from rank {source} ({where})")
+        if waits:
+            sys.stderr.write(f"minitrain: rank {self.rank} ended and did not {'; '.join(waits)}\n")
 
     def _report_stall(self, pending: Sequence[Sequence[Request]], waited: float) -> None:
         """Say for what this rank waits; the ranks that wait for each other all do."""
-        waits = [
-            f"{request.verb} rank {request.peer} ({self._names[request.address.channel]})"
-            for requests in pending
-            for request in requests
-            if isinstance(request, _TOLD) and not request.done
-        ]
+        waits = "; ".join(self._waits(pending))
         sys.stderr.write(
-            f"minitrain: rank {self.rank} has waited {waited:.0f} s to {'; '.join(waits)}, "
+            f"minitrain: rank {self.rank} has waited {waited:.0f} s to {waits}, "
             f"at {report.call_site()}\n"
         )
         sys.stderr.flush()
         if self._options.stall_abort:
             abort(MPI, 3)
+
+    def _waits(self, pending: Sequence[Sequence[Request]]) -> list[str]:
+        return [
+            f"{request.verb} rank {request.peer} ({self._names[request.address.channel]})"
+            for requests in pending
+            for request in requests
+            if isinstance(request, _TOLD) and not request.done
+        ]
 
     def enter(self, peers: Peers) -> None:
         """See `Transport.enter`: here only messages can tell calls (signature.py)."""
@@ -226,19 +245,3 @@ class MPITransport(Transport):
     def header_bytes(self, x: Array) -> int:
         """See `Transport.header_bytes`."""
         return 8 * (int(x.ndim) + 1)
-
-
-def _flat(x: Array) -> Array:
-    return x if x.ndim == 1 else x.reshape(-1)
-
-
-def _any_complete(pending: Sequence[Sequence[Request]]) -> bool:
-    # Loops, since this is asked again and again, and generators take twice as long.
-    for requests in pending:
-        complete = True
-        for request in requests:
-            if not request.done:  # all are asked: that is what moves them along
-                complete = False
-        if complete:
-            return True
-    return False

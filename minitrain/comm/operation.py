@@ -20,14 +20,14 @@ Steps: TypeAlias = Generator[Sequence[Request], None, Any]
 class Operation:
     """A handle on something that was started: `wait()` gives its result."""
 
-    __slots__ = ("_error", "_pending", "_result", "_steps", "_transport", "done", "route")
+    __slots__ = ("_error", "_result", "_steps", "_transport", "done", "pending", "route")
 
     def __init__(self, transport: Transport, steps: Steps, route: Route = None) -> None:
         self.route = route
         """Of a collective: where all of its messages go, and no other operation's meanwhile."""
         self._transport = transport
         self._steps = steps
-        self._pending: Sequence[Request] = ()
+        self.pending: Sequence[Request] = ()
         self._result: Any = None
         self._error: BaseException | None = None
         self.done = False
@@ -40,7 +40,7 @@ class Operation:
 
     def advance(self) -> bool:
         """Go as far as the messages that have arrived allow; True once finished."""
-        steps, pending = self._steps, self._pending
+        steps, pending = self._steps, self.pending
         try:
             while not self.done:
                 waiting = False
@@ -51,7 +51,7 @@ class Operation:
                         raise request.error
                 if waiting:
                     return False
-                self._pending = pending = next(steps)
+                self.pending = pending = next(steps)
         except StopIteration as stop:
             self._result = stop.value
             self._finish()
@@ -77,12 +77,12 @@ class Operation:
     def _drive(self) -> None:
         active = self._transport.active
         while not self.done:
-            self._transport.wait([operation._pending for operation in active])
+            self._transport.wait([operation.pending for operation in active])
             progress(self._transport)
 
     def _finish(self) -> None:
         self.done = True
-        self._pending = ()
+        self.pending = ()
         active = self._transport.active
         if active and self in active:
             active.remove(self)

@@ -20,9 +20,14 @@ from minitrain.comm.transport import DTYPES
 _MAGIC = 0x6D696E69_74720000
 
 
+def flat(x: Array) -> Array:
+    """A contiguous array as one of one axis, a view."""
+    return x if x.ndim == 1 else x.reshape(-1)
+
+
 def as_bytes(x: Array) -> Any:
     """The memory of a contiguous array, as a view."""
-    return (x if x.ndim == 1 else x.reshape(-1)).view(np.uint8)
+    return flat(x).view(np.uint8)
 
 
 def parts(data: Any, limit: int) -> Sequence[Any]:

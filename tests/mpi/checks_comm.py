@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from minitrain.comm import Group, MismatchError, device, signature
+from minitrain.comm import Group, LauncherError, MismatchError, device, library, signature
 from minitrain.comm.group import Started
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "comm"))
@@ -214,3 +215,23 @@ def check_gpu_arrays_are_staged_through_the_host(group: Group) -> None:
         assert parts is None or all((part.get() == -1).all() for part in parts)
     finally:
         device._pinned = pinned
+
+
+def check_an_mpi_that_cannot_read_gpu_memory_says_so_before_it_crashes(group: Group) -> None:
+    """Case J5: a wrong guess is found at the start, not by a segmentation fault in a message."""
+    from mpi4py import MPI
+
+    loaded = library._loaded_libraries
+    if sys.platform == "linux":
+        assert len(loaded()) == 1
+    try:
+        for answers, refused in (({"MPIX_Query_cuda_support": int}, True), ({}, False),
+                                 ({"MPIX_Query_cuda_support": lambda: 1}, False)):  # fmt: skip
+            library._loaded_libraries = lambda answers=answers: [SimpleNamespace(**answers)]
+            if refused:
+                with pytest.raises(LauncherError, match="cannot read GPU memory; leave the option"):
+                    library.check_cuda_aware(MPI)
+            else:
+                library.check_cuda_aware(MPI)
+    finally:
+        library._loaded_libraries = loaded

@@ -86,6 +86,12 @@ class Inlet:
         self._current = message if left > ring.size else None
         return True
 
+    def rest(self) -> list[Address]:
+        """Where the messages were sent to that have come and that nobody has asked for."""
+        while self.step():
+            pass
+        return [message.address for message in self._aside]
+
     def _begin(self, channel: int, tag: int, total: int) -> Arriving | _Aside:
         """Who takes the message that begins: who asked for it, or nobody yet."""
         message = _pop(self._asked, channel, tag)

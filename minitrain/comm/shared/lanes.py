@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import os
 import platform
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
+from minitrain.comm.message import Address
 from minitrain.comm.shared.inlet import Inlet
 from minitrain.comm.shared.outlet import Outlet
 from minitrain.comm.shared.slots import LINE, SLOTS, Ring
@@ -28,6 +31,8 @@ _ROOM = 1 << 22
 
 _MEMORY = Path("/dev/shm")
 """Where Linux takes shared memory from; containers have 64 MB there, unless told otherwise."""
+
+_NAP = 0.0001
 
 _ORDERED = ("x86_64", "AMD64")
 """Processors on which the others see what a core writes in that order. (The C library's memcpy may
@@ -40,6 +45,7 @@ class Lanes:
     def __init__(self, comm: MPI.Intracomm) -> None:
         """All ranks of comm call this."""
         node: Any = comm.Split_type(MPI.COMM_TYPE_SHARED)
+        self._node = node
         me, others = node.Get_rank(), node.Get_size() - 1
         free = np.array([_free()])
         node.Allreduce(MPI.IN_PLACE, free, MPI.MIN)  # others may be taking some right now
@@ -57,7 +63,6 @@ class Lanes:
                 self.outlets[rank], self.inlets[rank] = Outlet(to), Inlet(back)
         self._window.Sync()
         node.Barrier()  # nobody looks at a counter before it is set
-        node.Free()
 
     def _ring(self, source: int, dest: int, size: int) -> Ring:
         memory: Any = self._window.Shared_query(source)[0]
@@ -67,15 +72,26 @@ class Lanes:
         ordered = platform.machine() in _ORDERED
         return Ring(lane, size, _nothing if ordered else self._window.Sync)
 
-    def close(self) -> None:
-        """Give the memory back; all ranks call this, and nothing is under way.
+    def close(self, push: Callable[[], bool]) -> list[tuple[int, Address]]:
+        """Give the memory back when all ranks have come here: whom the messages that nobody has
+        received are from, and where they were sent to.
 
-        What a program sends after that, as it ends, MPI brings.
+        push: moves on what this rank sends; False once nothing is left.
         """
-        self.outlets.clear()
+        everybody: MPI.Request | None = None
+        while everybody is None or not everybody.Test():
+            if not push() and everybody is None:
+                everybody = self._node.Ibarrier()
+            for inlet in self.inlets.values():  # others may wait for free slots to end, too
+                inlet.step()
+            time.sleep(_NAP)
+        left = [(rank, address) for rank, inlet in self.inlets.items() for address in inlet.rest()]
+        self.outlets.clear()  # what a program sends after this, as it ends, MPI brings
         self.inlets.clear()
         self._window.Unlock_all()
         self._window.Free()
+        self._node.Free()
+        return left
 
 
 def slot_size(others: int, free: int) -> int:
