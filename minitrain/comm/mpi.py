@@ -201,6 +201,7 @@ class MPITransport(Transport):
             self.wait([[message for queue in self.outbox.values() for message in queue]])
             return
         waits = self._waits([operation.pending for operation in self.active])
+        self.active.clear()  # to ask again would touch memory that is gone
         for source, address in self._lanes.close(self.push):
             where = self._names.get(address.channel, "a group or tag that it has not used")
             waits.append(f"receive a message from rank {source} ({where})")
