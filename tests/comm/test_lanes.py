@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -58,7 +59,8 @@ def test_messages_of_an_address_arrive_whole_and_in_order(
         i, size, kind = waiting[address].pop(0)
         want, out, like, combine = values(i, size), np.full(size, np.nan), None, None
         if kind == "combined":
-            combine, want = sums.joining(np.ones(size)), want + 1
+            mine = np.arange(size) / 2  # not alike: each chunk joins its own part of it
+            combine, want = sums.joining(mine), want + mine
         elif kind == "header-less":
             out, like = None, np.empty(size)  # type: ignore[assignment]
         receives.append((inlet.receive(out, 0, address, like, combine), out, want))
@@ -120,32 +122,92 @@ def test_a_message_of_another_size_is_an_error_and_blocks_nothing(sent: int) -> 
     assert inlet.receive(np.empty(3), 0, ADDRESSES[0], None, None).done
 
 
+@pytest.mark.parametrize("sent", [2, 4, 500])
+def test_a_message_of_another_size_is_not_combined(sent: int) -> None:
+    outlet, inlet = lane()
+    send = outlet.send(values(0, sent), 1, ADDRESSES[0])
+    out = np.zeros(3)
+    joining = reduction("sum", np.dtype(float), np).joining(np.ones(3))
+    receive = inlet.receive(out, 0, ADDRESSES[0], None, joining)
+    while not (send.done & receive.done):
+        pass
+    assert "float64 (3,) from rank 0, which sent" in str(receive.error)
+    assert not out.any()
+
+
+def test_who_asks_at_once_does_not_take_what_another_has_asked_for() -> None:
+    outlet, inlet = lane()
+    first = inlet.receive(np.empty(3), 0, ADDRESSES[0], None, None)
+    for i in range(2):
+        outlet.send(values(i, 3).view(np.uint8), 1, ADDRESSES[0])
+    out = np.empty(3)
+    joining = reduction("sum", np.dtype(float), np).joining(np.ones(3))
+    second = inlet.receive(out, 0, ADDRESSES[0], None, joining)
+    assert first.done & second.done
+    np.testing.assert_array_equal(first.array, values(0, 3))
+    np.testing.assert_array_equal(out, values(1, 3) + 1)
+
+
 class Watched:
-    """A slot's head, that tells when its first number and when others are read."""
+    """Memory that tells when it is read and written, by the names of its elements."""
 
-    def __init__(self, head: Any, events: list[str]) -> None:
-        self.head = head
+    def __init__(self, memory: Any, events: list[str], *names: str) -> None:
+        self.memory = memory
         self.events = events
+        self.names = names
 
-    def __getitem__(self, i: int) -> int:
-        self.events.append("number" if i == 0 else "rest")
-        return int(self.head[i])
+    def __getitem__(self, i: Any) -> Any:
+        self.events.append(f"read {self.names[i if isinstance(i, int) else 0]}")
+        return self.memory[i]
+
+    def __setitem__(self, i: Any, value: Any) -> None:
+        self.events.append(f"write {self.names[i if isinstance(i, int) else 0]}")
+        self.memory[i] = value
+
+
+def watch(ring: Any) -> list[str]:
+    """What happens in a lane's memory from now on, and its fences."""
+    events: list[str] = []
+    ring.fence = lambda: events.append("fence")
+    ring.emptied = Watched(ring.emptied, events, "emptied")
+    ring.heads = [Watched(head, events, "number", *["rest"] * 3) for head in ring.heads]
+    rooms = {dtype: ring.rooms[np.dtype(dtype)] for dtype in (np.uint8, float)}
+    ring.rooms = {
+        np.dtype(dtype): [Watched(room, events, "data") for room in slots]
+        for dtype, slots in rooms.items()
+    }
+    return events
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_the_rest_of_a_head_is_read_after_the_fence(at_once: bool) -> None:
-    """A processor that reorders reads might else have read it before the chunk's number."""
+def test_a_receiver_fences_what_it_reads(at_once: bool) -> None:
+    """A processor that reorders reads might else have read it before the chunk's number, or after
+    the sender was told that the slot is free."""
     outlet, inlet = lane()
-    outlet.send(values(0, 3), 1, ADDRESSES[0])
-    ring, events = inlet._ring, []
-    ring.fence = lambda: events.append("fence")
-    ring.heads[0] = Watched(ring.heads[0], events)  # type: ignore[call-overload]
+    joining = reduction("sum", np.dtype(float), np).joining(np.ones(3))
     if at_once:
-        joining = reduction("sum", np.dtype(float), np).joining(np.ones(3))
-        assert inlet.receive(np.empty(3), 0, ADDRESSES[0], None, joining).done
+        outlet.send(values(0, 3), 1, ADDRESSES[0])
+        events = watch(inlet._ring)
+        inlet.receive(np.empty(3), 0, ADDRESSES[0], None, joining)
     else:
+        inlet.receive(np.empty(3), 0, ADDRESSES[0], None, joining)
+        outlet.send(values(0, 3), 1, ADDRESSES[0])
+        events = watch(inlet._ring)
         assert inlet.step()
-    assert events.index("number") < events.index("fence") < events.index("rest")
+    steps = ["read number", "fence", "read rest", "read data", "fence", "write emptied"]
+    assert [event for event, _ in groupby(events)] == steps
+
+
+def test_a_sender_fences_what_it_writes() -> None:
+    """Else it might be seen after the chunk's number, or before the slot is free."""
+    outlet, inlet = lane()
+    for i in range(SLOTS):
+        outlet.send(values(i, 3), 1, ADDRESSES[0])
+    inlet.step()
+    events = watch(outlet._ring)
+    assert outlet.send(values(9, 3), 1, ADDRESSES[0]).done
+    steps = ["read emptied", "fence", "write rest", "write data", "fence", "write number"]
+    assert [event for event, _ in groupby(events)] == steps
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 8, 16, 128])

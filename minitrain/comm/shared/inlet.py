@@ -49,7 +49,10 @@ class Inlet:
         return message
 
     def _combine_at_once(self, out: Array, address: Address, combine: Combine) -> bool:
-        """Combine a message if all of it is there and is next: half of a small message's time."""
+        """Combine a message if all of it is there and is next: half of a small message's time.
+
+        One that fits a slot is no later chunk of another, which would not have begun in it.
+        """
         ring, emptied = self._ring, self._emptied
         head = ring.heads[emptied % SLOTS]
         if head[0] != emptied + 1:
@@ -59,7 +62,6 @@ class Inlet:
             head[1] != address.channel
             or head[2] != address.tag
             or not head[3] == out.nbytes <= ring.size
-            or self._current is not None
             or self._asked
             or self._aside
             or not isinstance(out, np.ndarray)
