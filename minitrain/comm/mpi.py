@@ -19,6 +19,7 @@ from mpi4py import MPI
 from minitrain.array import Array
 from minitrain.comm import device, report
 from minitrain.comm.abort import abort
+from minitrain.comm.errors import CommError
 from minitrain.comm.message import (
     DONE,
     Address,
@@ -201,7 +202,8 @@ class MPITransport(Transport):
             self.wait([[message for queue in self.outbox.values() for message in queue]])
             return
         waits = self._waits([operation.pending for operation in self.active])
-        self.active.clear()  # to ask again would touch memory that is gone
+        for operation in tuple(self.active):  # to ask again would touch memory that is gone
+            operation.abandon(CommError("the program has ended, and its shared memory with it"))
         for source, address in self._lanes.close(self.push):
             where = self._names.get(address.channel, "a group or tag that it has not used")
             waits.append(f"receive a message from rank {source} ({where})")

@@ -74,6 +74,11 @@ class Operation:
             raise self._error
         return self._result
 
+    def abandon(self, error: Exception) -> None:
+        """Give up what will not come to its end: `wait` raises the error."""
+        self._error = error
+        self._finish()
+
     def _drive(self) -> None:
         active = self._transport.active
         while not self.done:
