@@ -68,6 +68,15 @@ def _as_labels(labels: Any, logits: Tensor) -> Array:
     return namespace(logits.array).asarray(getattr(labels, "array", labels))
 
 
+def check_added(smoothing: float, z_loss: float) -> None:
+    """Refuse a smoothing or z_loss that cannot be."""
+    if not (0 <= smoothing < 1 and 0 <= z_loss < math.inf):
+        raise ValueError(
+            f"smoothing must lie in [0, 1) and z_loss be a finite number >= 0, got {smoothing} and "
+            f"{z_loss}"
+        )
+
+
 def token_losses(logits: Tensor, labels: Any, *, ignore: int = -100, smoothing: float = 0.0,
                  z_loss: float = 0.0) -> Tensor:  # fmt: skip
     """-log softmax(logits)[label] of each token, 0 where the label is `ignore`.
@@ -84,11 +93,7 @@ def token_losses(logits: Tensor, labels: Any, *, ignore: int = -100, smoothing: 
         ValueError: shapes that differ; labels that are no integers, or outside [0, V), on the
             host; a smoothing or z_loss that cannot be.
     """
-    if not (0 <= smoothing < 1 and 0 <= z_loss < math.inf):
-        raise ValueError(
-            f"smoothing must lie in [0, 1) and z_loss be a finite number >= 0, got {smoothing} and "
-            f"{z_loss}"
-        )
+    check_added(smoothing, z_loss)
     labels = _as_labels(labels, logits)
     if labels.shape != logits.shape[:-1]:
         raise ValueError(

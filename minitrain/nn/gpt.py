@@ -43,6 +43,8 @@ class GPTConfig:
 
     def __post_init__(self) -> None:
         check_sizes("GPT", self)
+        if self.dropout >= 1:
+            raise ValueError(f"GPT: dropout must be below 1, got {self.dropout}")
         if self.width % self.heads:
             raise ValueError(
                 f"GPT: width {self.width} is not divisible by {self.heads} heads; "

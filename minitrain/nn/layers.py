@@ -9,6 +9,7 @@ import numpy as np
 
 from minitrain.array import Array, from_host, namespace
 from minitrain.autograd import functional as F
+from minitrain.autograd.losses import check_added
 from minitrain.autograd.tensor import Tensor, grad_enabled
 from minitrain.nn.module import Init, Module, Parameter, constant, normal
 from minitrain.nn.window import Window, current
@@ -138,6 +139,7 @@ class CrossEntropy(Module):
     window that is not for training it is the plain one, in nats, whatever was trained on."""
 
     def __init__(self, smoothing: float = 0.0, z_loss: float = 0.0):
+        check_added(smoothing, z_loss)  # here, since a vocabulary's shards compute it another way
         self.smoothing, self.z_loss = smoothing, z_loss
 
     def forward(self, logits: Tensor, labels: Any, total: float | None = None) -> Tensor:

@@ -40,7 +40,7 @@ class Transformer(Module):
         Raises:
             ValueError: tokens that are no array of two axes, or ids that the model does not have.
         """
-        if getattr(tokens, "ndim", 0) != 2:
+        if getattr(tokens, "ndim", 0) != 2 or isinstance(tokens, Tensor):
             raise ValueError(
                 "a model takes an array of token ids of shape (B, T), such as np.array([[1, 2]]), "
                 f"not {tokens!r:.60}"

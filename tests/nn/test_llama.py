@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from minitrain.autograd.tensor import Tensor
 from minitrain.nn import GPT, GPTConfig, Llama, LlamaConfig
 from minitrain.nn.families import declare, from_values, to_values
 
@@ -86,7 +87,15 @@ def test_sizes_that_cannot_be_are_refused(sizes: dict[str, int], words: str) -> 
         LlamaConfig(**sizes)
 
 
-@pytest.mark.parametrize("tokens", [[[1, 2]], np.array([1, 2]), np.array(1), "12"])
+@pytest.mark.parametrize("dropout", [1, 1.5])
+def test_a_gpt_that_drops_everything_is_refused(dropout: float) -> None:
+    with pytest.raises(ValueError, match=f"GPT: dropout must be below 1, got {dropout}"):
+        GPTConfig(dropout=dropout)
+
+
+@pytest.mark.parametrize(
+    "tokens", [[[1, 2]], np.array([1, 2]), np.array(1), "12", Tensor(np.array([[1]]))]
+)
 def test_tokens_that_are_no_batch_are_refused(tokens: Any) -> None:
     with pytest.raises(ValueError, match=r"token ids of shape \(B, T\), .* not "):
         Llama(CONFIG).initialize(0)(tokens)

@@ -29,3 +29,12 @@ def test_smoothing_and_z_loss_are_for_training_only(smoothing: float, z_loss: fl
     with nn.window(window(training=False)):
         assert loss(x, LABELS).item() == plain
     assert loss(x, LABELS).item() == whole
+
+
+@pytest.mark.parametrize(("smoothing", "z_loss"), [(1.0, 0.0), (-0.1, 0.0), (0.0, np.inf)])
+def test_what_cannot_be_added_is_refused_as_the_loss_is_made(
+    smoothing: float, z_loss: float
+) -> None:
+    """Whatever computes it later: with a cut vocabulary nothing else would look."""
+    with pytest.raises(ValueError, match=f"got {smoothing} and {z_loss}"):
+        nn.CrossEntropy(smoothing, z_loss)
