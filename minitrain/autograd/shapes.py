@@ -182,7 +182,9 @@ def split(x: Tensor, pieces: int | Sequence[int], axis: int = 0) -> list[Tensor]
         sizes = [int(total // pieces + (i < total % pieces)) for i in range(pieces)]
     else:
         sizes = list(pieces)
-    if sum(sizes) != total or min(sizes, default=0) < 0:
+    if min(sizes, default=0) < 0:
+        raise ValueError(f"sizes {sizes}: a piece cannot have fewer than 0 elements")
+    if sum(sizes) != total:
         raise ValueError(f"sizes {sizes} sum to {sum(sizes)}, but axis {axis} has {total}")
     ends = np.cumsum(sizes).tolist()
     lead = (slice(None),) * (axis % x.ndim)

@@ -198,9 +198,10 @@ class Tensor:
         return shapes.reshape(self, shape)
 
     def transpose(self, *axes: int) -> Tensor:
-        """The axes in another order; reversed if none are given."""
-        if len(axes) == 1 and isinstance(axes[0], tuple):
-            axes = axes[0]
+        """The axes in another order, given as numbers or as one tuple or list; reversed if none
+        are given."""
+        if len(axes) == 1 and isinstance(axes[0], (tuple, list)):
+            axes = tuple(axes[0])
         return shapes.transpose(self, axes or tuple(reversed(range(self.ndim))))
 
 
