@@ -68,7 +68,9 @@ def operations() -> dict[str, type[Function]]:
     for module in pkgutil.iter_modules(minitrain.autograd.__path__, "minitrain.autograd."):
         importlib.import_module(module.name)
     return {
-        c.__name__: c for c in Function.__subclasses__() if c.__module__.startswith("minitrain")
+        c.__name__: c
+        for c in Function.__subclasses__()
+        if c.__module__.startswith("minitrain.autograd.")
     }
 
 
