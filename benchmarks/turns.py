@@ -17,7 +17,7 @@ from minitrain.comm import Group
 Step = Callable[[], object]
 
 QUIET = 0.1  # processor seconds a second that other processes may use in a turn that counts
-QUIET_RANKS = 0.15  # the same where the ranks are processes too
+QUIET_RANKS = 0.15  # the same for calls that all ranks make
 TRIES = 4  # turns that may be taken for each that counts
 
 

@@ -92,7 +92,8 @@ class ParallelModel:
         return Loss(self._sum_over_data(loss), total)
 
     def evaluate(self, batch: Batch) -> Loss:
-        """The loss of a batch without gradients and without dropout, over all its tokens."""
+        """The plain cross-entropy of a batch over all its tokens: without gradients, dropout, or
+        what is added to the loss for training."""
         part = batch.part(0, 1, self.mesh.data_index, self.mesh.layout.data_ranks)
         total = self._count([part])
         with no_grad():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -62,7 +63,7 @@ def find(path: Path | None) -> Path:
     if found is None and (run.path / "config.json").is_file():
         raise CheckpointError(
             f"{run.path} holds a model in Hugging Face's layout; make a run of it first, with "
-            f"`minitrain convert {run.path} DIR`"
+            f"`minitrain convert {shlex.quote(str(run.path))} DIR`"
         )
     if found is None:
         raise CheckpointError(

@@ -107,10 +107,12 @@ def test_bad_input_is_one_line_and_exit_2(
 
 
 def test_a_model_of_another_layout_must_be_converted_first(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    result = invoke(tmp_path)
+    folder = tmp_path / "a model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    result = invoke(folder)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert f"make a run of it first, with `minitrain convert {tmp_path} DIR`" in result.stderr
+    assert f"make a run of it first, with `minitrain convert '{folder}' DIR`" in result.stderr
 
 
 def test_a_broken_checkpoint_is_named(run: Path, tmp_path: Path) -> None:
