@@ -18,6 +18,7 @@ from minitrain.array import namespace
 from minitrain.comm.options import Options
 from minitrain.layout import LayoutError
 from minitrain.parallel import ParallelModel
+from minitrain.train import sample
 from minitrain_cli.main import main
 from minitrain_cli.ranks import Place, Ranks, rank_options, read_ranks
 
@@ -94,10 +95,20 @@ def test_tensor_parallelism_in_half_precision_on_gpus(gpus: list[tuple[Any, int]
     assert losses("gpu") == pytest.approx(losses("cpu"), rel=1e-3)
 
 
-def test_a_text_from_a_gpu_is_that_from_the_cpu(gpus: list[tuple[Any, int]]) -> None:
+def test_a_text_from_a_gpu_is_that_from_the_cpu(
+    gpus: list[tuple[Any, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     done("train", *EXACT, "--run-dir", "a")
+    seen, generate = [], sample.generate
+
+    def noted(model: Any, *args: Any) -> Any:
+        seen.append({namespace(parameter.array) for parameter in model.parameters().values()})
+        return generate(model, *args)
+
+    monkeypatch.setattr(sample, "generate", noted)
     texts = [done("generate", "a", "--tokens", 30, *more) for more in ((), ("--device", "gpu"))]
     assert texts[0].stdout == texts[1].stdout != ""
+    assert seen == [{np}, {standin}]
 
 
 def test_verify_holds_gpus_against_the_cpu(gpus: list[tuple[Any, int]]) -> None:
