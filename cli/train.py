@@ -20,6 +20,8 @@ from .ranks import Ranks, rank_options
 
 if TYPE_CHECKING:
     from minitrain.comm.group import Group
+    from minitrain.train.config import RunConfig
+    from minitrain.train.folder import RunFolder
     from minitrain.train.loop import Outcome, Run, Stop
 
 
@@ -77,29 +79,15 @@ def _prepare(given: Given, ranks: Ranks, run_dir: str | None, resume: bool) -> R
     """Everything that can be refused, before anything is written or sent."""
     from minitrain.array import keep_memory
     from minitrain.parallel.compose import check_supported
-    from minitrain.train import folder
     from minitrain.train.build import load_tokenizer
     from minitrain.train.config import notes as config_notes
     from minitrain.train.loop import Run
-    from minitrain.train.resume import absolute, check_same, resumed
+    from minitrain.train.resume import check_same
     from minitrain.train.text import Corpus
 
     keep_memory()
     xp = ranks.array_module()
-    at = folder.RunFolder(Path(run_dir)) if run_dir else None
-    start: Path | None = None
-    notes: list[str] = []
-    if resume:
-        if given.preset or given.file:
-            raise click.UsageError(
-                "--resume takes the run's own configuration: no --preset, --config"
-            )
-        at = at or folder.newest()
-        config, start, notes = resumed(at, given.sets, given.flags)
-    else:
-        config = absolute(given.resolve())
-        at = at or folder.next_free(given.preset or "cpu")
-        at.check_free()
+    config, at, start, notes = _start(given, run_dir, resume)
     # A run that goes on has its tokenizer in the checkpoint, trained or not.
     tokenizer = load_tokenizer(start) if start else config.data.tokenizer
     corpus = Corpus.load(config.data.path, config.model.context, tokenizer)
@@ -116,6 +104,29 @@ def _prepare(given: Given, ranks: Ranks, run_dir: str | None, resume: bool) -> R
         notes += check_same(start, corpus, ranks.layout)
     notes += [*config_notes(config), *corpus.notes]
     return Run(config, ranks.layout, corpus, at, start, tuple(notes), xp)
+
+
+def _start(
+    given: Given, run_dir: str | None, resume: bool
+) -> tuple[RunConfig, RunFolder, Path | None, list[str]]:
+    """The configuration of a run and its folder; of one that goes on also the checkpoint to start
+    from, and what differs from before."""
+    from minitrain.train import folder
+    from minitrain.train.resume import absolute, resumed
+
+    at = folder.RunFolder(Path(run_dir)) if run_dir else None
+    if resume:
+        if given.preset or given.file:
+            raise click.UsageError(
+                "--resume takes the run's own configuration: no --preset, --config"
+            )
+        at = at or folder.newest()
+        config, start, notes = resumed(at, given.sets, given.flags)
+        return config, at, start, notes
+    config = absolute(given.resolve())
+    at = at or folder.next_free(given.preset or "cpu")
+    at.check_free()
+    return config, at, None, []
 
 
 def _rank(group: Group, run: Run) -> Outcome:
