@@ -21,6 +21,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--deep"):
+        for item in items:  # with more to draw, the usual limit is too short on a busy machine
+            item.add_marker(pytest.mark.timeout(1200))
         return
     for item in items:
         if item.get_closest_marker("deep"):

@@ -116,8 +116,12 @@ class Attention(Function):
                 kept = weights * mask
             at = tile.samples, tile.heads, 0, tile.keys
             grad_v[at] += kept.swapaxes(-1, -2) @ grad
-            # Softmax: dS = P·(dP - Σ P·dP), and Σ P·dP of a row is its output times its gradient.
-            grad_weights -= xp.einsum("bkrd,bkrd->bkr", grad, tile.rows_of(out, dtype))[..., None]
+            # Softmax: dS = P·(dP - Σ P·dP), and Σ P·dP of a row is its output times its gradient;
+            # but not if that was rounded to 16 bits: with a single key the difference must be 0.
+            terms = (grad, tile.rows_of(out, dtype))
+            if out.dtype != dtype:
+                terms = (weights, grad_weights)
+            grad_weights -= xp.einsum("bkrd,bkrd->bkr", *terms)[..., None]
             grad_weights *= weights
             rows = grad_weights @ keys
             rows *= self.scale

@@ -24,7 +24,16 @@ from minitrain.nn import Parameter, constant
 HALVES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 OPERATIONS = BASIC | FUSED
 # What these keep for their vjp has the memory of an activation, so it is in 16 bits too.
-KEPT = {"exp": "y", "tanh": "y", "softmax": "y", "layer_norm": "normal", "attention": "out"}
+KEPT = {"exp": "y", "tanh": "y", "softmax": "y", "layer_norm": "normal"}
+
+
+def assert_rounded(found: Any, exact: Any, dtype: Any, slack: float = 0.0) -> None:
+    """found is what float32 gives, rounded to 16 bits; up or down where that lies half way, as far as
+    its last bits tell: an exponential differs in them from one vector width to another."""
+    off = slack + 2 * np.finfo(np.float32).eps * abs(exact)
+    found = found.astype(dtype)
+    near = (found >= (exact - off).astype(dtype)) & (found <= (exact + off).astype(dtype))
+    assert np.all(near | (found == exact.astype(dtype))), (found, exact)
 
 
 @pytest.mark.parametrize("dtype", HALVES.values(), ids=HALVES)
@@ -35,7 +44,7 @@ def test_halves_are_float32_rounded_once(name: str, dtype: Any, data: Any) -> No
     inputs = [x.astype(dtype) for x in case.inputs]
     half, full = ([Tensor(x.astype(d), True) for x in inputs] for d in (dtype, np.float32))
     out, right = case.run(*half), case.run(*full)
-    np.testing.assert_array_equal(out.array.astype(dtype), right.array.astype(dtype))
+    assert_rounded(out.array, right.array, dtype)
     if name in KEPT:
         kept = getattr(right.node, KEPT[name])
         setattr(right.node, KEPT[name], kept.astype(dtype).astype(np.float32))
@@ -43,7 +52,9 @@ def test_halves_are_float32_rounded_once(name: str, dtype: Any, data: Any) -> No
     out.backward(grad_out)
     right.backward(grad_out)
     for ours, exact in zip(half, full, strict=True):
-        np.testing.assert_array_equal(ours.grad.astype(dtype), exact.grad.astype(dtype))
+        # Attention sums Σ P·dP in another order for 16 bits, and takes it from what it is near to.
+        slack = 1e-5 * abs(exact.grad).max(initial=1) if name == "attention" else 0.0
+        assert_rounded(ours.grad, exact.grad, dtype, slack)
 
 
 def master(value: Any) -> Parameter:
@@ -87,3 +98,19 @@ def test_a_norms_gradients_reach_their_masters_unrounded(dtype: Any) -> None:
         np.testing.assert_allclose(weight.grad, terms.sum(axis=0), rtol=0, atol=bound / 8)
         assert (weight.grad != weight.grad.astype(dtype)).mean() > 0.5
     np.testing.assert_allclose(bias.grad, grad_out.array.astype(np.float64).sum(axis=0), rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", HALVES.values(), ids=HALVES)
+def test_a_single_key_has_no_gradient(dtype: np.dtype[Any]) -> None:
+    """Softmax of one score is 1 whatever it is. With Σ P·dP from the rounded output, the gradient
+    of the key was up to 0.04."""
+    rng = np.random.default_rng(0)
+    q, k, v = (
+        Tensor(rng.standard_normal((1, t, h, 3)).astype(dtype), requires_grad=True)
+        for t, h in ((3, 2), (1, 1), (1, 1))
+    )
+    out = F.attention(q, k, v, causal=False)
+    out.backward(rng.standard_normal(out.shape).astype(dtype))
+    assert not q.grad.any()
+    assert not k.grad.any()
+    assert v.grad.any()
