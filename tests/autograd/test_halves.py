@@ -28,8 +28,8 @@ KEPT = {"exp": "y", "tanh": "y", "softmax": "y", "layer_norm": "normal"}
 
 
 def assert_rounded(found: Any, exact: Any, dtype: Any, slack: float = 0.0) -> None:
-    """found is what float32 gives, rounded to 16 bits; up or down where that lies half way, as far as
-    its last bits tell: an exponential differs in them from one vector width to another."""
+    """found is what float32 gives, rounded to 16 bits: up or down where that lies half way as its
+    last bits tell, in which an exponential differs from one vector width to another."""
     off = slack + 2 * np.finfo(np.float32).eps * abs(exact)
     found = found.astype(dtype)
     near = (found >= (exact - off).astype(dtype)) & (found <= (exact + off).astype(dtype))
@@ -52,7 +52,7 @@ def test_halves_are_float32_rounded_once(name: str, dtype: Any, data: Any) -> No
     out.backward(grad_out)
     right.backward(grad_out)
     for ours, exact in zip(half, full, strict=True):
-        # Attention sums Σ P·dP in another order for 16 bits, and takes it from what it is near to.
+        # Attention in 16 bits has Σ P·dP from other terms, and subtracts it from something near.
         slack = 1e-5 * abs(exact.grad).max(initial=1) if name == "attention" else 0.0
         assert_rounded(ours.grad, exact.grad, dtype, slack)
 
