@@ -135,6 +135,16 @@ def test_a_message_of_another_size_is_not_combined(sent: int) -> None:
     assert not out.any()
 
 
+def test_what_nobody_has_asked_for_is_told() -> None:
+    """All of it, in the slots too; not what somebody waits for."""
+    outlet, inlet = lane()
+    inlet.receive(np.empty(3), 0, ADDRESSES[1], None, None)
+    for address in ADDRESSES:
+        outlet.send(values(0, 3).view(np.uint8), 1, address)
+    left = [(address.channel, address.tag) for address in inlet.rest()]
+    assert left == [(5, 0), (7, 0)]
+
+
 def test_who_asks_at_once_does_not_take_what_another_has_asked_for() -> None:
     outlet, inlet = lane()
     first = inlet.receive(np.empty(3), 0, ADDRESSES[0], None, None)
