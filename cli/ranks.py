@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib.util
 import os
@@ -229,4 +230,18 @@ def read_ranks(text: str | None, words: list[str], place: Place) -> Ranks:
     layout = Layout.parse(text) if text else Layout(dp=count or 1)
     layout.check(ranks=count)
     backend = "mpi" if under > 1 else backend or "threads"
+    if backend == "threads" and launch is None:
+        _refuse_mpi_options(options)
     return Ranks(layout, backend, under > 1, device, options)
+
+
+def _refuse_mpi_options(options: Options) -> None:
+    """Refuse what would do nothing."""
+    for field in dataclasses.fields(Options):
+        if getattr(options, field.name) != field.default:
+            name = field.name.replace("_", "-")
+            flag = "--no-shared-memory" if field.name == "shared_memory" else f"--{name}"
+            raise LayoutError(
+                f"{flag} is about MPI ranks, but these are threads; add --backend mpi, or leave "
+                "it away"
+            )

@@ -64,7 +64,8 @@ def _loaded_libraries() -> list[ctypes.CDLL]:
     """The MPI library that this process has loaded, as Linux tells; elsewhere none."""
     maps = Path("/proc/self/maps")
     text = maps.read_text() if maps.exists() else ""
-    return [ctypes.CDLL(path) for path in sorted(set(re.findall(r"/\S*libmpi\.so\S*", text)))]
+    paths = set(re.findall(r"(/[^\n]*libmpi\.so[.\d]*)$", text, re.MULTILINE))
+    return [ctypes.CDLL(path) for path in sorted(paths)]
 
 
 def _another(launch: Launch, library: str, sees: str) -> LauncherError:

@@ -70,7 +70,7 @@ class MPITransport(Transport):
 
     kind = "mpi"
 
-    def __init__(self, comm: MPI.Intracomm, place: Place, options: Options) -> None:
+    def __init__(self, comm: MPI.Intracomm, node: MPI.Intracomm, place: Place, options: Options):
         super().__init__(comm.Get_rank(), comm.Get_size(), place.nodes)
         self.check_collectives = options.check_collectives
         self.limit = options.limit
@@ -83,7 +83,7 @@ class MPITransport(Transport):
         # MPI that reads GPU memory by itself gets all messages, whatever their arrays; and it alone
         # knows whether somebody receives: a lane's other end may only have put a message aside.
         shared = options.shared_memory and not (options.cuda_aware or options.synchronous)
-        self._lanes = Lanes(comm) if shared else None
+        self._lanes = Lanes(comm, node) if shared else None
         self._outlets = self._lanes.outlets if self._lanes else {}
         self._inlets = self._lanes.inlets if self._lanes else {}
         self._crowded = place.ranks > place.cores
@@ -198,13 +198,12 @@ class MPITransport(Transport):
     def finish(self) -> None:
         """Wait until all that was sent has left this process, which is about to end; and say what
         was sent to it and never received, as far as it can be seen."""
-        if self._lanes is None:
-            self.wait([[message for queue in self.outbox.values() for message in queue]])
-            return
         waits = self._waits([operation.pending for operation in self.active])
         for operation in tuple(self.active):  # to ask again would touch memory that is gone
             operation.abandon(CommError("the program has ended, and its shared memory with it"))
-        for source, address in self._lanes.close(self.push):
+        if self._lanes is None:
+            self.wait([[message for queue in self.outbox.values() for message in queue]])
+        for source, address in self._lanes.close(self.push) if self._lanes else ():
             where = self._names.get(address.channel, "a group or tag that it has not used")
             waits.append(f"receive a message from rank {source} ({where})")
         if waits:

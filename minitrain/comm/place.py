@@ -25,16 +25,14 @@ class Place(NamedTuple):
     cores: int
 
 
-def find_place(comm: MPI.Comm) -> Place:
-    """Where the ranks of a communicator run; all of them call this."""
-    shared = comm.Split_type(MPI.COMM_TYPE_SHARED)
+def find_place(comm: MPI.Comm, node: MPI.Comm) -> Place:
+    """Where the ranks of a communicator run; all of them call this, each with those of its node."""
     lowest = np.array([comm.Get_rank()], np.int64)
-    shared.Allreduce(MPI.IN_PLACE, lowest, MPI.MIN)  # the node's name: its lowest rank
+    node.Allreduce(MPI.IN_PLACE, lowest, MPI.MIN)  # the node's name: its lowest rank
     mine = np.zeros(_MOST_CORES, np.uint8)
     mine[sorted(core_numbers())] = 1
     every = mine.copy()
-    shared.Allreduce(MPI.IN_PLACE, every, MPI.BOR)
-    shared.Free()
+    node.Allreduce(MPI.IN_PLACE, every, MPI.BOR)
     nodes = np.empty(comm.Get_size(), np.int64)
     comm.Allgather(lowest, nodes)
     ranks = int((nodes == lowest[0]).sum())

@@ -47,8 +47,9 @@ def _mpi(launch: Launch, options: Options) -> Transport:
     from minitrain.comm.place import find_place
 
     install_abort_hook()
-    place = find_place(mpi.COMM_WORLD)
+    node = mpi.COMM_WORLD.Split_type(mpi.COMM_TYPE_SHARED)
+    place = find_place(mpi.COMM_WORLD, node)
     set_blas_threads(min(cores(), place.cores // place.ranks))
-    transport = MPITransport(mpi.COMM_WORLD, place, options)
+    transport = MPITransport(mpi.COMM_WORLD, node, place, options)
     atexit.register(transport.finish)
     return transport

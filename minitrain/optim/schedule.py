@@ -75,4 +75,4 @@ class Schedule:
             return self.lr * update / self.warmup
         progress = (update - self.warmup) / max(1, self.steps - self.warmup)
         above = SHAPES[self.shape](min(1.0, progress))
-        return self.min_lr + (self.lr - self.min_lr) * above
+        return self.lr * above + self.min_lr * (1 - above)

@@ -58,9 +58,7 @@ def optimizer_of(options: OptimizerOptions) -> Optimizer:
 def schedule_of(config: RunConfig) -> Schedule:
     """The learning rate by update."""
     options = config.optimizer
-    # A constant one has no end to fall to, and min_lr may lie above lr then.
-    end = options.lr if options.schedule == "constant" else options.min_lr
-    return Schedule(options.lr, config.run.steps, options.warmup, end, options.schedule)
+    return Schedule(options.lr, config.run.steps, options.warmup, options.min_lr, options.schedule)
 
 
 def stepper_of(

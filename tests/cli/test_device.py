@@ -162,11 +162,29 @@ def test_mpi_can_be_told_how_messages_travel() -> None:
         return given.pop()
 
     assert options_of() == Options()
-    assert options_of("--cuda-aware", "--device", "gpu") == Options(cuda_aware=True)
-    assert options_of("--no-shared-memory") == Options(shared_memory=False)
+    mpi = ("--backend", "mpi")
+    assert options_of("--cuda-aware", "--device", "gpu", *mpi) == Options(cuda_aware=True)
+    assert options_of("--no-shared-memory", *mpi) == Options(shared_memory=False)
     both = ("--check-collectives", "--stall-timeout", "0", "--stall-abort")
     expected = Options(check_collectives=True, stall_timeout=None, stall_abort=True)
-    assert options_of(*both) == expected
+    assert options_of(*both, *mpi) == expected
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--cuda-aware", "--device", "gpu"],
+        ["--no-shared-memory"],
+        ["--check-collectives"],
+        ["--stall-timeout", "7"],
+        ["--stall-abort"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_what_is_about_mpi_ranks_is_refused_for_threads(words: list[str]) -> None:
+    result = invoke("verify", "dp2", *words)
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert f"{words[0]} is about MPI ranks, but these are threads" in result.stderr
 
 
 def test_cuda_aware_is_about_gpus() -> None:

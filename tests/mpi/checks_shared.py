@@ -4,20 +4,36 @@ from __future__ import annotations
 
 from mpi4py import MPI
 
-from minitrain.comm import Group, Options
+from minitrain.comm import Group, Options, place
 from minitrain.comm.mpi import MPITransport
-from minitrain.comm.place import find_place
 
 
 def check_memory_is_shared_where_it_helps(_: Group) -> None:
     """Not where MPI must see all messages: on a GPU that it reads, or to know who receives."""
-    alone, place = MPI.COMM_SELF, find_place(MPI.COMM_SELF)
+    alone = MPI.COMM_SELF
+    here = place.find_place(alone, alone)
     for options, shared in (
         (Options(), True),
         (Options(shared_memory=False), False),
         (Options(cuda_aware=True), False),
         (Options(synchronous=True), False),
     ):
-        transport = MPITransport(alone, place, options)
+        transport = MPITransport(alone, alone, here, options)
         assert (transport._lanes is not None) == shared
         transport.finish()
+
+
+def check_each_node_counts_its_own_ranks_and_cores(group: Group) -> None:
+    """On two nodes, the even ranks and the odd ones, each bound to a core by the launcher."""
+    rank, ranks = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
+    if group.size < ranks:
+        return  # all of the world's ranks have to call it
+    node = MPI.COMM_WORLD.Split(rank % 2)
+    found, place.core_numbers = place.core_numbers, lambda: {10 * rank}
+    try:
+        here = place.find_place(MPI.COMM_WORLD, node)
+    finally:
+        place.core_numbers = found
+        node.Free()
+    mine = len(range(rank % 2, ranks, 2))
+    assert here == place.Place([r % 2 for r in range(ranks)], mine, mine)

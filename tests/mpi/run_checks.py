@@ -2,18 +2,24 @@
 
 A check is a function check_*(group) in a file checks_*.py, called on every rank of the group: of
 all N ranks, then of the first N - 1, and so on down to one. It raises where something is wrong,
-which ends the whole job with its traceback. Those of the communication run twice, the second time
-as if the ranks were on different machines: then MPI brings every message.
+which ends the whole job with its traceback. Those of the communication run three times: then as
+if each rank were on a machine of its own, so that MPI brings every message, and as if the even and
+the odd ranks were on two machines.
 """
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from mpi4py import MPI
+
 from minitrain.comm import Group, Options, world
+from minitrain.comm.mpi import MPITransport
+from minitrain.comm.place import find_place
 
 
 def checks(names: list[str]) -> Iterator[tuple[str, Callable[[Group], None]]]:
@@ -42,11 +48,21 @@ def run(everyone: Group, names: list[str]) -> int:
     return done
 
 
+def two_nodes() -> Group:
+    """The world, as if its even ranks were on one machine and its odd ones on another."""
+    comm = MPI.COMM_WORLD
+    node = comm.Split(comm.Get_rank() % 2)
+    transport = MPITransport(comm, node, find_place(comm, node), Options())
+    atexit.register(transport.finish)
+    return Group(transport, tuple(range(transport.size)))
+
+
 def main() -> None:
     """The last line of rank 0 counts the checks."""
     names = sys.argv[1:]
     done = run(world(), names)
     done += run(world(Options(shared_memory=False)), names or ["checks_comm"])
+    done += run(two_nodes(), names or ["checks_comm.check_every", "checks_comm.check_what"])
     if world().rank == 0:
         print(f"{done} checks passed", flush=True)
 

@@ -42,10 +42,9 @@ use streaming stores, which have no order, but then ends with a fence of its own
 class Lanes:
     """This rank's lanes to and from the other ranks of its node, by their ranks in comm."""
 
-    def __init__(self, comm: MPI.Intracomm) -> None:
-        """All ranks of comm call this."""
-        node: Any = comm.Split_type(MPI.COMM_TYPE_SHARED)
-        self._node = node
+    def __init__(self, comm: MPI.Intracomm, node: MPI.Intracomm) -> None:
+        """All ranks of comm call this, each with those of its node."""
+        self._node = node = node.Dup()
         me, others = node.Get_rank(), node.Get_size() - 1
         free = np.array([_free()])
         node.Allreduce(MPI.IN_PLACE, free, MPI.MIN)  # others may be taking some right now
