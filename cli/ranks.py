@@ -24,7 +24,7 @@ T = TypeVar("T")
 _SIZES = (*AXES, "ep", "zero")
 
 
-class Place(NamedTuple):
+class Wanted(NamedTuple):
     """What the options say of where ranks run, whatever the layout.
 
     Attributes:
@@ -113,35 +113,35 @@ class Ranks(NamedTuple):
 
 
 def rank_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --layout, its axes and `place_options` to a command, which gets `ranks: Ranks`."""
+    """Add --layout, its axes and `wanted_options` to a command, which gets `ranks: Ranks`."""
 
     @functools.wraps(command)
-    def with_ranks(*args: Any, layout: str | None, sp: bool, place: Place, **others: Any) -> Any:
+    def with_ranks(*args: Any, layout: str | None, sp: bool, wanted: Wanted, **others: Any) -> Any:
         sizes = {axis: others.pop(axis) for axis in _SIZES}
         words = [f"{axis}{size}" for axis, size in sizes.items() if size is not None]
         try:
-            ranks = read_ranks(layout, words + ["sp"] * sp, place)
+            ranks = read_ranks(layout, words + ["sp"] * sp, wanted)
         except LayoutError as error:
             raise click.UsageError(str(error)) from None
         return command(*args, ranks=ranks, **others)
 
-    return _added(_LAYOUT_OPTIONS, place_options(with_ranks))
+    return _added(_LAYOUT_OPTIONS, wanted_options(with_ranks))
 
 
-def place_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def wanted_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add -n, --backend, --device and what MPI ranks can be told to a command, which gets them as
-    `place: Place`."""
+    `wanted: Wanted`."""
 
     @functools.wraps(command)
-    def with_place(*args: Any, n: int | None, backend: str | None, device: str,
+    def with_wanted(*args: Any, n: int | None, backend: str | None, device: str,
                    stall_timeout: float, no_shared_memory: bool, **others: Any) -> Any:  # fmt: skip
         flags = {name: others.pop(name) for name in _MPI_FLAGS}
         options = Options(
             stall_timeout=stall_timeout or None, shared_memory=not no_shared_memory, **flags
         )
-        return command(*args, place=Place(n, backend, device, options), **others)
+        return command(*args, wanted=Wanted(n, backend, device, options), **others)
 
-    return _added(_PLACE_OPTIONS, with_place)
+    return _added(_WANTED_OPTIONS, with_wanted)
 
 
 def _added(
@@ -169,7 +169,7 @@ device_option = click.option(
     help="What computes; gpu: CuPy, each rank on a GPU of its node. [cpu]",
 )
 
-_PLACE_OPTIONS = (
+_WANTED_OPTIONS = (
     click.option(
         "-n", "--ranks", "n", type=click.IntRange(1), help="How many ranks. [the layout's]"
     ),
@@ -205,13 +205,13 @@ _PLACE_OPTIONS = (
 _MPI_FLAGS = ("stall_abort", "check_collectives", "cuda_aware")
 
 
-def read_ranks(text: str | None, words: list[str], place: Place) -> Ranks:
+def read_ranks(text: str | None, words: list[str], wanted: Wanted) -> Ranks:
     """The layout that the options mean, and its ranks.
 
     Raises:
         LayoutError: options that contradict each other or the launcher.
     """
-    n, backend, device, options = place
+    n, backend, device, options = wanted
     if text is not None and words:
         raise LayoutError(f"--layout {text} and --{words[0]} both say the layout; give one of them")
     if options.cuda_aware and device != "gpu":

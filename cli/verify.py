@@ -13,7 +13,7 @@ from minitrain.comm.errors import LauncherError
 from minitrain.layout import Layout, LayoutError
 
 from .main import fail
-from .ranks import Place, Ranks, place_options, read_ranks
+from .ranks import Ranks, Wanted, read_ranks, wanted_options
 
 if TYPE_CHECKING:
     from minitrain.comm.group import Group
@@ -28,7 +28,7 @@ EQUAL, DIFFERENT, USAGE, BROKEN = range(4)
 @click.command()
 @click.argument("layouts", nargs=-1, metavar="[LAYOUT]...")
 @click.option("--layout", "more", multiple=True, metavar="WORDS", help="The same as an argument.")
-@place_options
+@wanted_options
 @click.option("--steps", type=click.IntRange(1), default=4, help="Steps with each optimizer. [4]")
 @click.option("--micro-batches", type=click.IntRange(1), default=2, help="Parts of a batch. [2]")
 @click.option(
@@ -40,7 +40,7 @@ EQUAL, DIFFERENT, USAGE, BROKEN = range(4)
 def verify(
     layouts: tuple[str, ...],
     more: tuple[str, ...],
-    place: Place,
+    wanted: Wanted,
     steps: int,
     micro_batches: int,
     family: str,
@@ -57,7 +57,7 @@ def verify(
     Exit status: 0 all equal, 1 a tensor differs, 2 usage, 3 a hang or a crash.
     """
     try:
-        chosen = _layouts((*layouts, *more), place)
+        chosen = _layouts((*layouts, *more), wanted)
         xp = chosen[0].array_module()
         task = _task(chosen, family, steps, micro_batches, seed, fault)
     except ValueError as error:
@@ -74,12 +74,12 @@ def verify(
     return status
 
 
-def _layouts(texts: tuple[str, ...], place: Place) -> list[Ranks]:
+def _layouts(texts: tuple[str, ...], wanted: Wanted) -> list[Ranks]:
     if not texts:
-        fixed = read_ranks(None, [], place)
+        fixed = read_ranks(None, [], wanted)
         if fixed.layout.size > 1 or fixed.backend == "mpi":
             return [fixed]
-    return [read_ranks(text, [], place) for text in texts or DEFAULT]
+    return [read_ranks(text, [], wanted) for text in texts or DEFAULT]
 
 
 def _task(

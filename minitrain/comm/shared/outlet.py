@@ -41,7 +41,7 @@ class Outlet:
         message.sent += chunk.size
         if message.sent == data.size:
             self._waiting.popleft()
-            message.left = True
+            message.gone = True
         return True
 
     def _fill(self, address: Address, total: int, chunk: Any) -> bool:
@@ -64,7 +64,7 @@ class Outlet:
 class Leaving:
     """A message on its way into a lane."""
 
-    __slots__ = ("_outlet", "address", "array", "data", "error", "left", "peer", "sent")
+    __slots__ = ("_outlet", "address", "array", "data", "error", "gone", "peer", "sent")
     verb = "send to"
 
     def __init__(self, outlet: Outlet, data: Any, dest: int, address: Address) -> None:
@@ -75,14 +75,14 @@ class Leaving:
         self.data = data
         self.sent = 0
         """Elements in the slots so far."""
-        self.left = False
+        self.gone = False
         """Whether all of it is in the slots, or was."""
         self._outlet = outlet
 
     @property
     def done(self) -> bool:
         """Whether the sender may change its array; asking fills slots."""
-        while not self.left:
+        while not self.gone:
             if not self._outlet.step():
                 return False
         return True
