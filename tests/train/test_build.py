@@ -38,7 +38,7 @@ OTHER: dict[str, tuple[Any, dict[str, Any]]] = {
     "loss.z_loss": (0.1, {}),
     "optimizer.name": ("sgd", {}),
     "optimizer.lr": (2e-2, {}),
-    "optimizer.min_lr": (1e-3, {}),
+    "optimizer.min_lr": (1e-3, {"warmup": 1}),
     "optimizer.warmup": (2, {}),
     "optimizer.schedule": ("constant", {"warmup": 1}),
     "optimizer.beta1": (0.5, {}),
