@@ -47,21 +47,10 @@ def run_ranks(
         raise ValueError(f"run_ranks: {len(nodes)} nodes for {n} ranks; there must be one for each")
     world = thread_world(n, synchronous, nodes)
     results: list[Any] = [None] * n
-
-    def rank_main(rank: int) -> None:
-        transport = world.ranks[rank]
-        transport.thread = threading.get_ident()
-        with world.slots:
-            try:
-                results[rank] = fn(Group(transport, tuple(range(n))), *args)
-            except BaseException as failure:
-                _note_rank(failure, rank)
-                world.fail(failure)
-            finally:
-                world.leave()
-
     threads = [
-        threading.Thread(target=rank_main, args=(rank,), name=f"rank {rank}", daemon=True)
+        threading.Thread(
+            target=_be, args=(rank, world, results, fn, args), name=f"rank {rank}", daemon=True
+        )
         for rank in range(n)
     ]
     with blas_threads(blas or cores() // n):
@@ -72,6 +61,22 @@ def run_ranks(
     if left is not None:
         raise CommError(left)
     return results
+
+
+def _be(
+    rank: int, world: World, results: list[Any], fn: Callable[..., Any], args: tuple[Any, ...]
+) -> None:
+    """Be a rank of a world: what its thread does."""
+    transport = world.ranks[rank]
+    transport.thread = threading.get_ident()
+    with world.slots:
+        try:
+            results[rank] = fn(Group(transport, tuple(range(world.size))), *args)
+        except BaseException as failure:
+            _note_rank(failure, rank)
+            world.fail(failure)
+        finally:
+            world.leave()
 
 
 def _run(world: World, threads: list[threading.Thread]) -> None:
