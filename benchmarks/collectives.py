@@ -17,11 +17,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from statistics import geometric_mean
 from typing import Any
 
 import click
 import numpy as np
+from conclusion import conclude
 from turns import Step, in_turns
 
 from minitrain.array import keep_memory
@@ -220,10 +220,7 @@ def main(suite: tuple[str, ...], as_json: bool, worker: str | None) -> None:
                 f" ratio {one['ratio']:.2f}",
                 err=as_json,
             )
-    mean = geometric_mean([one["ratio"] for one in rows])
-    click.echo(f"geometric mean of the ratios {mean:.3f}", err=as_json)
-    if as_json:
-        click.echo(json.dumps({"name": "collectives", "rows": rows, "ratio_geomean": mean}))
+    conclude("collectives", rows, as_json)
 
 
 if __name__ == "__main__":

@@ -8,16 +8,15 @@ moments, activations and what the allocator keeps beside them. Both sides run th
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from statistics import geometric_mean
 from typing import Any
 
 import click
+from conclusion import conclude
 from sides import CASES, Case, our_step, peer_step
 
 from minitrain.array import keep_memory
@@ -90,10 +89,7 @@ def main(wanted: tuple[int, ...], as_json: bool, one: tuple[str, int] | None) ->
         rows.append(r := row(case))
         sizes = f"{r['ours'] / 2**20:7.1f}MiB{r['peer'] / 2**20:7.1f}MiB"
         click.echo(f"{r['case']:36}{sizes}{r['ratio']:8.2f}")
-    mean = geometric_mean([r["ratio"] for r in rows])
-    click.echo(f"geometric mean of the ratios: {mean:.2f}")
-    if as_json:
-        click.echo(json.dumps({"name": "memory", "rows": rows, "ratio_geomean": mean}))
+    conclude("memory", rows, as_json)
 
 
 if __name__ == "__main__":

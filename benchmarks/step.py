@@ -9,16 +9,15 @@ matrix products.
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
-from statistics import geometric_mean
 from typing import Any
 
 import click
 import numpy as np
 import torch
 from blas_share import product_seconds, rate
+from conclusion import conclude
 from sides import CASES, Case, our_step, peer_step
 from turns import take_turns, wait_for_quiet
 
@@ -126,10 +125,7 @@ def main(wanted: tuple[int, ...], as_json: bool, patience: float, **options: Any
         if len(rows) == 1:
             click.echo(head(rows[0]))
         click.echo(line(rows[-1]))
-    mean = geometric_mean([r["ratio"] for r in rows])
-    click.echo(f"geometric mean of the ratios: {mean:.2f}")
-    if as_json:
-        click.echo(json.dumps({"name": "step", "rows": rows, "ratio_geomean": mean}))
+    conclude("step", rows, as_json)
 
 
 if __name__ == "__main__":

@@ -201,13 +201,12 @@ class MPITransport(Transport):
         waits = self._waits([operation.pending for operation in self.active])
         for operation in tuple(self.active):  # to ask again would touch memory that is gone
             operation.abandon(CommError("the program has ended, and its shared memory with it"))
-        if self._lanes is None:
-            self.wait([[message for queue in self.outbox.values() for message in queue]])
-        for source, address in self._lanes.close(self.push) if self._lanes else ():
+        for source, address in self._lanes.close(self.push, self.outbox) if self._lanes else ():
             where = self._names.get(address.channel, "a group or tag that it has not used")
             waits.append(f"receive a message from rank {source} ({where})")
         if waits:
             sys.stderr.write(f"minitrain: rank {self.rank} ended and did not {'; '.join(waits)}\n")
+        self.wait([[message for queue in self.outbox.values() for message in queue]])
 
     def _report_stall(self, pending: Sequence[Sequence[Request]], waited: float) -> None:
         """Say for what this rank waits; the ranks that wait for each other all do."""

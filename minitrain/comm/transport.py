@@ -150,14 +150,13 @@ class Transport(ABC):
     def wait(self, pending: Sequence[Sequence[Request]]) -> None:
         """Sleep until all requests of one of the lists are done, or asking one moves it along."""
 
-    def push(self) -> bool:
-        """Move on what is in the outbox, which its sender no longer waits for; is some left?"""
+    def push(self) -> None:
+        """Move on what is in the outbox, which its sender no longer waits for."""
         for dest, queue in tuple(self.outbox.items()):
             while queue and queue[0].done:
                 queue.popleft()
             if not queue:
                 del self.outbox[dest]
-        return bool(self.outbox)
 
     @abstractmethod
     def enter(self, peers: Peers) -> None:

@@ -172,6 +172,30 @@ if group.rank == 1:
 
 
 @pytest.mark.deep
+def test_a_message_to_another_node_that_nobody_receives_is_reported_as_its_sender_ends(
+    tmp_path: Path,
+) -> None:
+    text = """
+import atexit
+from mpi4py import MPI
+from minitrain.comm import Group, Options
+from minitrain.comm.mpi import MPITransport
+from minitrain.comm.place import find_place
+options = Options(stall_timeout=0.5, stall_abort=True)
+place = find_place(MPI.COMM_WORLD, MPI.COMM_SELF)
+transport = MPITransport(MPI.COMM_WORLD, MPI.COMM_SELF, place, options)
+atexit.register(transport.finish)
+group = Group(transport, (0, 1))
+if group.rank == 0:
+    group.send(np.ones(10**6), 1, tag=4)
+"""
+    job = run(2, program(tmp_path, text), seconds=10)
+    assert job.returncode == 3
+    want = "to send to rank 1 (group 'world' of [0, 1], tag 4), at the end of the program"
+    assert want in job.stderr
+
+
+@pytest.mark.deep
 def test_a_stall_is_reported_with_the_call_and_aborted_if_asked(tmp_path: Path) -> None:
     text = """
 from minitrain.comm import Options, world

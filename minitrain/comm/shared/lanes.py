@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any
 
@@ -71,15 +71,16 @@ class Lanes:
         ordered = platform.machine() in _ORDERED
         return Ring(lane, size, _nothing if ordered else self._window.Sync)
 
-    def close(self, push: Callable[[], bool]) -> list[tuple[int, Address]]:
+    def close(self, push: Callable[[], None], outbox: Container[int]) -> list[tuple[int, Address]]:
         """Give the memory back when all ranks have come here: whom the messages that nobody has
         received are from, and where they were sent to.
 
-        push: moves on what this rank sends; False once nothing is left.
+        push: moves on what this rank sends. outbox: whom something is left for.
         """
         everybody: MPI.Request | None = None
         while everybody is None or not everybody.Test():
-            if not push() and everybody is None:
+            push()
+            if everybody is None and not any(rank in outbox for rank in self.outlets):
                 everybody = self._node.Ibarrier()
             for inlet in self.inlets.values():  # others may wait for free slots to end, too
                 inlet.step()
