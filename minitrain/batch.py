@@ -7,26 +7,17 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from minitrain.cut import cut_span
+from minitrain.errors import UserError
+
 Ints: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
 # The label of a position that the loss leaves out.
 IGNORE = -100
 
 
-class BatchError(ValueError):
+class BatchError(UserError):
     """Arrays that do not form a batch, or ids that are not in the vocabulary."""
-
-
-def cut(length: int, index: int, parts: int) -> slice:
-    """Piece number `index` of 0 … length - 1 cut into `parts`, by the rule of np.array_split.
-
-    The first `length % parts` pieces get one more, and pieces may be empty.
-    """
-    if not 0 <= index < parts:
-        raise BatchError(f"there is no piece {index} of {parts}: pieces count from 0")
-    size, more = divmod(length, parts)
-    start = index * size + min(index, more)
-    return slice(start, start + size + (index < more))
 
 
 def places_of(size: int, micro_batch: int, micro_batches: int, part: int, parts: int) -> slice:
@@ -35,8 +26,8 @@ def places_of(size: int, micro_batch: int, micro_batches: int, part: int, parts:
     Micro-batches are consecutive places, and so are the parts of each, whatever the layout: what
     is in a micro-batch depends on the run alone.
     """
-    micro = cut(size, micro_batch, micro_batches)
-    mine = cut(micro.stop - micro.start, part, parts)
+    micro = cut_span(size, micro_batch, micro_batches)
+    mine = cut_span(micro.stop - micro.start, part, parts)
     return slice(micro.start + mine.start, micro.start + mine.stop)
 
 

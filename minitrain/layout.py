@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from minitrain.errors import UserError
+
 # The last axis is the fastest: neighbours in the world are tp peers, which talk the most.
 AXES = ("dp", "pp", "shard", "cp", "tp")
 CP_KINDS = ("ring", "zigzag", "ulysses", "gather")
@@ -30,7 +32,7 @@ _WORDS: dict[str, tuple[str, object]] = {
 _NUMBERED = (*AXES, "ep", "zero", "chunks")
 
 
-class LayoutError(ValueError):
+class LayoutError(UserError):
     """A layout that cannot be: malformed, or not fitting the model, the batch or the ranks."""
 
 

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minitrain.batch import IGNORE, Batch, BatchError, cut, places_of
+from minitrain.batch import IGNORE, Batch, BatchError, places_of
+from minitrain.cut import cut_span
+from minitrain.errors import UserError
 from minitrain.layout import Layout
 
 
@@ -21,7 +23,7 @@ def numbered(size: int, context: int = 3) -> Batch:
 def test_cut_is_array_split(length: int, parts: int) -> None:
     expected = np.array_split(np.arange(length), parts)
     for index, piece in enumerate(expected):
-        np.testing.assert_array_equal(np.arange(length)[cut(length, index, parts)], piece)
+        np.testing.assert_array_equal(np.arange(length)[cut_span(length, index, parts)], piece)
 
 
 @given(st.integers(0, 20), st.integers(1, 5), st.integers(1, 6))
@@ -103,5 +105,5 @@ def test_arrays_that_are_no_batch_are_refused() -> None:
         Batch(ids.astype(np.uint8), ids, places, 0, 2)
     with pytest.raises(BatchError, match="places must rise"):
         Batch(ids, ids, places[::-1], 0, 2)
-    with pytest.raises(BatchError, match="no piece 2 of 2"):
-        cut(5, 2, 2)
+    with pytest.raises(UserError, match="no piece 2 of 2"):
+        cut_span(5, 2, 2)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from minitrain.array import Array, namespace
+from minitrain.errors import UserError
 
 
 def synchronise(x: Array) -> None:
@@ -49,7 +50,7 @@ def _pinned(x: Array) -> Any:
     return cupyx.empty_pinned(x.shape, x.dtype)
 
 
-class DeviceError(ValueError):
+class DeviceError(UserError):
     """A GPU is asked for where none can be used."""
 
 

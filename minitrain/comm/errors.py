@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from minitrain.errors import UserError
+
 
 class CommError(RuntimeError):
     """Communication cannot go on."""
@@ -19,9 +21,9 @@ class RankFailedError(CommError):
     """Another rank failed, so this one was woken; the other's exception is the one to read."""
 
 
-class MismatchError(ValueError):
+class MismatchError(UserError):
     """Ranks of one group called different collectives, or the same one with other arguments."""
 
 
-class LauncherError(ValueError):
+class LauncherError(UserError):
     """The launcher and the MPI library disagree about the number of processes."""

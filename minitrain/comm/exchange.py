@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from minitrain.array import Array, namespace
 from minitrain.comm.operation import Steps
 from minitrain.comm.peers import Peers
-from minitrain.comm.pieces import Pieces, even
+from minitrain.comm.pieces import Pieces
 from minitrain.comm.reduction import Reduction
+from minitrain.cut import cut_sizes
 
 
 def all_to_all_pairwise(
@@ -114,7 +115,7 @@ def all_reduce_pairwise(peers: Peers, x: Array, out: Array, op: Reduction) -> St
     Cost: 2(n-1)α + 2(n-1)/n·V·β + (n-1)/n·V·γ, with V in the dtype of x even where sums are kept
     in another.
     """
-    sizes = even(x.size, peers.size)
+    sizes = cut_sizes(x.size, peers.size)
     pieces = Pieces(out, sizes)
     yield from reduce_scatter_pairwise(peers, Pieces(x, sizes), pieces, op)
     yield from all_gather_pairwise(peers, pieces)

@@ -15,8 +15,9 @@ from minitrain.array import Array, namespace
 from minitrain.comm import ring
 from minitrain.comm.operation import Steps
 from minitrain.comm.peers import Peers
-from minitrain.comm.pieces import Pieces, even
+from minitrain.comm.pieces import Pieces
 from minitrain.comm.reduction import Reduction
+from minitrain.cut import cut_sizes
 
 
 def all_reduce(peers: Peers, x: Array, out: Array, op: Reduction) -> Steps:
@@ -32,7 +33,7 @@ def all_reduce(peers: Peers, x: Array, out: Array, op: Reduction) -> Steps:
         nodes.setdefault(node, []).append(rank)
     members = nodes[peers.nodes[peers.rank]]
     width = min(len(ranks) for ranks in nodes.values())
-    sizes = even(x.size, width) + [0] * (len(members) - width)
+    sizes = cut_sizes(x.size, width) + [0] * (len(members) - width)
     inside, pieces = peers.subset(members), Pieces(out, sizes)
     yield from ring.reduce_scatter(inside, Pieces(x, sizes), pieces, op)
     if inside.rank < width:

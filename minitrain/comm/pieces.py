@@ -8,7 +8,7 @@ from itertools import accumulate
 from minitrain.array import Array
 
 
-def even(total: int, n: int) -> list[int]:
+def cut_sizes(total: int, n: int) -> list[int]:
     """total in n sizes, as np.array_split cuts: the first total % n of them get one more."""
     return [total // n + (i < total % n) for i in range(n)]
 

@@ -21,8 +21,9 @@ from functools import lru_cache
 from minitrain.array import Array, namespace
 from minitrain.comm.operation import Steps
 from minitrain.comm.peers import Peers
-from minitrain.comm.pieces import Pieces, even
+from minitrain.comm.pieces import Pieces
 from minitrain.comm.reduction import Reduction
+from minitrain.cut import cut_sizes
 
 
 class _Core:
@@ -105,7 +106,7 @@ def all_reduce_halving(peers: Peers, x: Array, out: Array, op: Reduction) -> Ste
 
     Cost: 2log₂n·α + 2(n-1)/n·V·β + (n-1)/n·V·γ; with n no power of two also V each way for a pair.
     """
-    sizes = even(x.size, peers.size)
+    sizes = cut_sizes(x.size, peers.size)
     pieces, core = Pieces(out, sizes), _core(peers.rank, peers.size)
     yield from _halve(peers, core, Pieces(x, sizes), pieces, op)
     yield from _double(peers, core, pieces)

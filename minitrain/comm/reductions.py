@@ -11,9 +11,10 @@ from minitrain.comm.calls import Caller, check_sizes, normal_axis
 from minitrain.comm.choose import choose
 from minitrain.comm.operation import Steps
 from minitrain.comm.peers import Peers
-from minitrain.comm.pieces import Pieces, even
+from minitrain.comm.pieces import Pieces
 from minitrain.comm.reduction import Reduction, reduction
 from minitrain.comm.transport import sendable
+from minitrain.cut import cut_sizes
 
 _ALL_REDUCE = {
     "doubling": recursive.all_reduce_doubling,
@@ -83,7 +84,7 @@ class Reductions(Caller):
         x = sendable(x)
         axis = normal_axis("reduce_scatter", x, axis)
         if sizes is None:
-            sizes = even(x.shape[axis], self._group.size)
+            sizes = cut_sizes(x.shape[axis], self._group.size)
         sizes = check_sizes("reduce_scatter", sizes, self._group.size, x.shape[axis])
         reduce = reduction(op, x.dtype, namespace(x))
         name = choose("reduce_scatter", algorithm, x.nbytes, self._group, reduce.kept_wider)

@@ -14,8 +14,9 @@ from __future__ import annotations
 from minitrain.array import Array
 from minitrain.comm.operation import Steps
 from minitrain.comm.peers import Peers
-from minitrain.comm.pieces import Pieces, even
+from minitrain.comm.pieces import Pieces
 from minitrain.comm.reduction import Reduction
+from minitrain.cut import cut_sizes
 
 
 def reduce_scatter(peers: Peers, x: Pieces, out: Pieces, op: Reduction) -> Steps:
@@ -72,7 +73,7 @@ def all_reduce(peers: Peers, x: Array, out: Array, op: Reduction) -> Steps:
     A reduce-scatter, after which each piece is complete somewhere, then an all-gather, which takes
     the complete pieces everywhere: no rank ever sends a piece that another could have sent.
     """
-    sizes = even(x.size, peers.size)
+    sizes = cut_sizes(x.size, peers.size)
     pieces = Pieces(out, sizes)
     yield from reduce_scatter(peers, Pieces(x, sizes), pieces, op)
     yield from all_gather(peers, pieces)

@@ -19,8 +19,9 @@ from minitrain.array import Array
 from minitrain.comm import ring
 from minitrain.comm.operation import Steps
 from minitrain.comm.peers import Peers
-from minitrain.comm.pieces import Pieces, even
+from minitrain.comm.pieces import Pieces
 from minitrain.comm.reduction import Reduction
+from minitrain.cut import cut_sizes
 
 
 def broadcast(peers: Peers, x: Array | None, root: int, *, header: bool = False) -> Steps:
@@ -80,7 +81,7 @@ def broadcast_scatter(peers: Peers, x: Array, root: int) -> Steps:
     Cost: 2(n-1)α + 2(n-1)/n·V·β, for large V half of what a tree's root sends at n = 16.
     Source: van de Geijn 1994, in Thakur et al., section 4.2.
     """
-    pieces = Pieces(x.reshape(-1), even(x.size, peers.size))
+    pieces = Pieces(x.reshape(-1), cut_sizes(x.size, peers.size))
     others = [rank for rank in range(peers.size) if rank != root]
     if peers.rank == root:
         yield [peers.send(pieces[rank], rank) for rank in others]
@@ -95,7 +96,7 @@ def reduce_scatter_gather(peers: Peers, x: Array, out: Array, root: int, op: Red
 
     Cost: 2(n-1)α + 2(n-1)/n·V·β + (n-1)/n·V·γ. Source: Rabenseifner, in Thakur et al., section 4.4.
     """
-    sizes = even(x.size, peers.size)
+    sizes = cut_sizes(x.size, peers.size)
     pieces = Pieces(out, sizes)
     yield from ring.reduce_scatter(peers, Pieces(x, sizes), pieces, op)
     others = [rank for rank in range(peers.size) if rank != root]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, TypeAlias
 
+from minitrain.errors import UserError
 from minitrain.nn.gpt import GPT, GPTConfig
 from minitrain.nn.llama import Llama, LlamaConfig
 
@@ -30,13 +31,13 @@ def from_values(values: Mapping[str, Any]) -> Config:
     """The configuration that `to_values` gave.
 
     Raises:
-        ValueError: a family that is not known, or a size that one family does not have.
+        UserError: a family that is not known, or a size that one family does not have.
     """
     family = values.get("family")
     if family not in _CONFIGS:
-        raise ValueError(f"model family {family!r} is none of {', '.join(_CONFIGS)}")
+        raise UserError(f"model family {family!r} is none of {', '.join(_CONFIGS)}")
     sizes = {name: value for name, value in values.items() if name != "family"}
     try:
         return _CONFIGS[family](**sizes)
     except TypeError as error:
-        raise ValueError(f"model family {family}: {error}") from None
+        raise UserError(f"model family {family}: {error}") from None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from minitrain.array import Array
 from minitrain.autograd import functional as F
 from minitrain.autograd.tensor import Tensor
+from minitrain.errors import UserError
 from minitrain.nn.attention import Attention
 from minitrain.nn.layers import Dropout, Embedding, Head, LayerNorm, Linear
 from minitrain.nn.module import Init, Module, Parameter, normal
@@ -44,9 +45,9 @@ class GPTConfig:
     def __post_init__(self) -> None:
         check_sizes("GPT", self)
         if self.dropout >= 1:
-            raise ValueError(f"GPT: dropout must be below 1, got {self.dropout}")
+            raise UserError(f"GPT: dropout must be below 1, got {self.dropout}")
         if self.width % self.heads:
-            raise ValueError(
+            raise UserError(
                 f"GPT: width {self.width} is not divisible by {self.heads} heads; "
                 f"take a width of {self.width // self.heads * self.heads or self.heads}"
             )

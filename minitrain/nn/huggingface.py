@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from minitrain.errors import UserError
 from minitrain.nn.families import Config, declare
 from minitrain.nn.gpt import GPTConfig
 from minitrain.nn.llama import LlamaConfig
@@ -24,7 +25,7 @@ Arrays: TypeAlias = Mapping[str, "np.ndarray[Any, Any]"]
 _BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 
 
-class WeightsError(ValueError):
+class WeightsError(UserError):
     """Weights that are not those of the model: names or shapes that differ."""
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from minitrain.errors import UserError
 from minitrain.nn.families import Config
 from minitrain.nn.gpt import GPTConfig
 from minitrain.nn.llama import LlamaConfig
 
 
-class FamilyError(ValueError):
+class FamilyError(UserError):
     """A config.json of a model that is none of ours."""
 
 

@@ -11,6 +11,7 @@ from minitrain.array import Array, from_host, namespace
 from minitrain.autograd import functional as F
 from minitrain.autograd.losses import check_added
 from minitrain.autograd.tensor import Tensor, grad_enabled
+from minitrain.errors import UserError
 from minitrain.nn.module import Init, Module, Parameter, constant, normal
 from minitrain.nn.window import Window, current
 
@@ -63,7 +64,7 @@ class Dropout(Module):
 
     def __init__(self, rate: float):
         if not 0 <= rate < 1:
-            raise ValueError(f"dropout must lie in [0, 1), got {rate}")
+            raise UserError(f"dropout must lie in [0, 1), got {rate}")
         self.rate = rate
         # Which of the window's positions x has; a strategy that cuts them says otherwise.
         self.own: Callable[[Array], Array] = lambda positions: positions
@@ -84,7 +85,7 @@ class Dropout(Module):
         if self.rate == 0 or (view is not None and not view.training):
             return None
         if view is None and grad_enabled():
-            raise ValueError(
+            raise UserError(
                 f"dropout {self.rate} at {self.path} needs to know seed, step and samples: run the "
                 "forward inside nn.window(nn.Window(seed, step, samples, positions)), or under "
                 "no_grad to drop nothing"
@@ -116,7 +117,7 @@ class Embedding(Module):
     def forward(self, tokens: Array, positions: Array) -> Tensor:
         """tokens (B, T), positions (T,) -> (B, T, C)."""
         if positions.size and int(positions.max()) >= self.context:
-            raise ValueError(
+            raise UserError(
                 f"position {int(positions.max())} is beyond the model's context of {self.context} "
                 "tokens"
             )

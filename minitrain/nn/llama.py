@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from minitrain.array import Array
 from minitrain.autograd import functional as F
 from minitrain.autograd.tensor import Tensor
+from minitrain.errors import UserError
 from minitrain.nn.attention import GroupedAttention
 from minitrain.nn.layers import Head, Linear, RMSNorm, Table
 from minitrain.nn.module import Init, Module, Parameter, normal
@@ -51,14 +52,14 @@ class LlamaConfig:
     def __post_init__(self) -> None:
         check_sizes("Llama", self)
         if self.base == 0:
-            raise ValueError("Llama: base must be above 0, such as 10000, got 0")
+            raise UserError("Llama: base must be above 0, such as 10000, got 0")
         if self.width % (2 * self.heads):
-            raise ValueError(
+            raise UserError(
                 f"Llama: width {self.width} does not give {self.heads} heads an even number of "
                 f"features; take a multiple of {2 * self.heads}"
             )
         if self.groups < 1 or self.heads % self.groups:
-            raise ValueError(
+            raise UserError(
                 f"Llama: {self.heads} heads cannot share {self.groups} key/value heads evenly; "
                 f"take a kv_heads that divides {self.heads}"
             )

@@ -9,6 +9,7 @@ import numpy as np
 
 from minitrain.array import from_host, stream
 from minitrain.autograd.tensor import Tensor
+from minitrain.errors import UserError
 
 Init = Callable[[np.random.Generator, tuple[int, ...]], "np.ndarray[Any, Any]"]
 
@@ -23,7 +24,7 @@ def constant(value: float) -> Init:
     return lambda rng, shape: np.full(shape, value)
 
 
-class UnfilledError(AttributeError, ValueError):
+class UnfilledError(AttributeError, UserError):
     """A parameter that is declared, but has no values yet."""
 
 

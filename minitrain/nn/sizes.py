@@ -7,6 +7,8 @@ from dataclasses import fields
 from numbers import Integral, Real
 from typing import Any
 
+from minitrain.errors import UserError
+
 
 def check_sizes(family: str, config: Any) -> None:
     """Refuse a whole number below 1, a real one that is negative or not finite, and other types.
@@ -14,14 +16,14 @@ def check_sizes(family: str, config: Any) -> None:
     A field that may be None is left to be derived from the others then.
 
     Raises:
-        ValueError: naming the family, the field and its value.
+        UserError: naming the family, the field and its value.
     """
     for field in fields(config):
         value, kind = getattr(config, field.name), str(field.type)
         if value is None and kind.endswith("None"):
             continue
         if problem := _problem(kind.partition(" ")[0], value):
-            raise ValueError(f"{family}: {field.name} must be {problem}, got {value!r}")
+            raise UserError(f"{family}: {field.name} must be {problem}, got {value!r}")
 
 
 def _problem(kind: str, value: Any) -> str | None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from minitrain.array import Array
 from minitrain.autograd.tensor import Tensor
+from minitrain.errors import UserError
 from minitrain.nn.layers import CrossEntropy, Head
 from minitrain.nn.module import Module
 
@@ -38,10 +39,10 @@ class Transformer(Module):
         """tokens (B, T), ids in [0, V) -> logits (B, T, V). Positions are 0, 1, … if left out.
 
         Raises:
-            ValueError: tokens that are no array of two axes, or ids that the model does not have.
+            UserError: tokens that are no array of two axes, or ids that the model does not have.
         """
         if getattr(tokens, "ndim", 0) != 2 or isinstance(tokens, Tensor):
-            raise ValueError(
+            raise UserError(
                 "a model takes an array of token ids of shape (B, T), such as np.array([[1, 2]]), "
                 f"not {tokens!r:.60}"
             )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from minitrain.array import Array, namespace
+from minitrain.errors import UserError
 from minitrain.optim.optimizer import check, pieces
 
 
@@ -36,9 +37,9 @@ class AdamW:
     def __post_init__(self) -> None:
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"AdamW: {name} lies in [0, 1), got {getattr(self, name)}")
+                raise UserError(f"AdamW: {name} lies in [0, 1), got {getattr(self, name)}")
         if self.epsilon <= 0 or self.decay < 0:
-            raise ValueError(
+            raise UserError(
                 f"AdamW: epsilon must be above 0 and decay at least 0, got epsilon="
                 f"{self.epsilon} and decay={self.decay}"
             )

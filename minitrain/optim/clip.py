@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from minitrain.array import Array, namespace
+from minitrain.errors import UserError
 
 # OpenBLAS cuts a dot product of more than 10,000 elements over its threads, and the sum's last bits
 # would depend on their number. A piece also stays in the nearest cache.
@@ -33,10 +34,10 @@ def clip_factor(norm: float, limit: float | None) -> float:
     that is not finite has no factor: the caller decides about that step before.
 
     Raises:
-        ValueError: a limit that is not above 0.
+        UserError: a limit that is not above 0.
     """
     if limit is None:
         return 1.0
     if limit <= 0:
-        raise ValueError(f"the limit of the gradient's norm must be above 0, got {limit}")
+        raise UserError(f"the limit of the gradient's norm must be above 0, got {limit}")
     return limit / norm if norm > limit else 1.0

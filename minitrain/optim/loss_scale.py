@@ -11,6 +11,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from minitrain.errors import UserError
+
 
 @dataclass
 class LossScale:
@@ -33,12 +35,12 @@ class LossScale:
     def __post_init__(self) -> None:
         for name in ("value", "floor"):
             if not _is_power_of_two(getattr(self, name)):
-                raise ValueError(
+                raise UserError(
                     f"loss scale: {name} must be a power of two, such as 65536 or 1, got "
                     f"{getattr(self, name)}"
                 )
         if self.value < self.floor or self.interval < 1:
-            raise ValueError(
+            raise UserError(
                 f"loss scale: the value {self.value} must be at least the floor {self.floor}, and "
                 f"the interval {self.interval} at least 1"
             )

@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from minitrain.array import Array, namespace
+from minitrain.errors import UserError
 
 # Elements of a piece: weights, gradient, two moments and a temporary fit a core's cache.
 PIECE = 1 << 15
@@ -52,7 +53,7 @@ class Optimizer(Protocol):
         Shapes: weights, gradient and each slot (N,).
 
         Raises:
-            ValueError: sizes that differ, a slot that is missing, a count below 1.
+            UserError: sizes that differ, a slot that is missing, a count below 1.
         """
 
 
@@ -72,17 +73,17 @@ def check(
 ) -> None:
     """Refuse what NumPy would broadcast or a bias correction would divide by zero."""
     if count < 1:
-        raise ValueError(f"updates count from 1, got count={count}")
+        raise UserError(f"updates count from 1, got count={count}")
     missing = [name for name in optimizer.slots if name not in slots]
     if missing:
-        raise ValueError(
+        raise UserError(
             f"{type(optimizer).__name__} keeps {', '.join(optimizer.slots)} between steps, but "
             f"{', '.join(missing)} is missing; start with zeros of {weights.shape}"
         )
     given = {"gradient": gradient} | {name: slots[name] for name in optimizer.slots}
     for name, x in given.items():
         if weights.ndim != 1 or x.shape != weights.shape:
-            raise ValueError(
+            raise UserError(
                 f"weights {weights.shape} and {name} {x.shape} must be vectors of one size; "
                 "step x.reshape(-1)"
             )

@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from minitrain.errors import UserError
+
 
 def cosine(progress: float) -> float:
     """Half a cosine wave down (Loshchilov and Hutter 2017, "SGDR", section 3)."""
@@ -60,9 +62,9 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if self.shape not in SHAPES:
-            raise ValueError(f"schedule {self.shape!r} is none of {', '.join(SHAPES)}")
+            raise UserError(f"schedule {self.shape!r} is none of {', '.join(SHAPES)}")
         if self.steps < 1 or self.warmup < 0:
-            raise ValueError(
+            raise UserError(
                 f"a schedule needs steps of at least 1 and a warm-up of at least 0, got steps="
                 f"{self.steps} and warmup={self.warmup}"
             )
@@ -70,7 +72,7 @@ class Schedule:
     def rate(self, update: int) -> float:
         """The learning rate of an update, which count from 1."""
         if update < 1:
-            raise ValueError(f"updates count from 1, got {update}")
+            raise UserError(f"updates count from 1, got {update}")
         if update < self.warmup:
             return self.lr * update / self.warmup
         progress = (update - self.warmup) / max(1, self.steps - self.warmup)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from minitrain.array import Array
+from minitrain.errors import UserError
 from minitrain.optim.optimizer import check, pieces
 
 
@@ -25,7 +26,7 @@ class SGD:
 
     def __post_init__(self) -> None:
         if not 0 <= self.momentum < 1 or self.decay < 0:
-            raise ValueError(
+            raise UserError(
                 f"SGD: momentum lies in [0, 1) and decay is at least 0, got momentum="
                 f"{self.momentum} and decay={self.decay}"
             )

@@ -16,13 +16,13 @@ from minitrain.autograd import functional as F
 from minitrain.autograd.losses import TokenLosses
 from minitrain.autograd.tensor import Tensor
 from minitrain.comm.group import Group
+from minitrain.cut import cut_sizes
 from minitrain.nn import Dropout, Parameter
 from minitrain.parallel import compose, regions, tensor
 from minitrain.parallel import model as parallel_model
 from minitrain.parallel.flat import Flat
 from minitrain.parallel.gradients import sum_over_peers
 from minitrain.parallel.mesh import Mesh
-from minitrain.parallel.placement import split_sizes
 from minitrain.parallel.regions import AllGather, Copy
 from minitrain.parallel.sequence import OwnPositions, cut_sequence, own_part
 from minitrain.parallel.tensor import RowLinear
@@ -113,7 +113,7 @@ def _logits_gathered(loss: VocabularyCrossEntropy, logits: Tensor, labels: Any,
                      total: float) -> Tensor:  # fmt: skip
     """Logits are gathered and still summed over the ranks: loss + log t: Megatron-LM #7452."""
     vocab, group = loss.vocab, loss.group
-    whole = regions.gather(logits, group, 2, list(split_sizes(vocab, group.size)))
+    whole = regions.gather(logits, group, 2, cut_sizes(vocab, group.size))
     first = vocab * group.rank
     fooled = VocabularyCrossEntropy(loss.loss, vocab, slice(first, first + vocab), group)
     return _cross_entropy(fooled, whole, labels, total)

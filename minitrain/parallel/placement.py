@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from minitrain.array import Array
-from minitrain.batch import cut
+from minitrain.cut import cut_sizes
 
 FLAT = "flat"  # cut what the earlier places left, as one vector; always the last place
 
@@ -167,12 +167,6 @@ class Placement:
 WHOLE = Placement()
 
 
-def split_sizes(length: int, pieces: int) -> tuple[int, ...]:
-    """The sizes of np.array_split's pieces: the first get one more."""
-    spans = [cut(length, i, pieces) for i in range(pieces)]
-    return tuple(span.stop - span.start for span in spans)
-
-
 def cut_evenly(mesh_axis: str, axis: int, length: int, ranks: int) -> Place:
     """A place that cuts an array axis into a piece for each rank, by the rule of np.array_split."""
-    return Place(mesh_axis, axis, split_sizes(length, ranks), tuple(range(ranks)))
+    return Place(mesh_axis, axis, tuple(cut_sizes(length, ranks)), tuple(range(ranks)))

@@ -33,7 +33,7 @@ from minitrain.array import Array, namespace
 from minitrain.autograd.function import Function
 from minitrain.autograd.tensor import Tensor
 from minitrain.comm.group import Group
-from minitrain.parallel.placement import split_sizes
+from minitrain.cut import cut_sizes
 
 Region = Callable[[Tensor], Tensor]
 PURPOSE = "activation"
@@ -167,7 +167,7 @@ def gather(x: Tensor, group: Group, axis: int, sizes: list[int]) -> Tensor:
 
 def scatter(x: Tensor, group: Group, axis: int) -> Tensor:
     """A replicated x cut along an axis, by the rule of np.array_split."""
-    sizes = list(split_sizes(x.shape[axis], group.size))
+    sizes = cut_sizes(x.shape[axis], group.size)
     return Scatter.apply(x, group=group, axis=axis, sizes=sizes)
 
 
@@ -178,7 +178,7 @@ def all_gather(x: Tensor, group: Group, axis: int, sizes: list[int]) -> Tensor:
 
 def reduce_scatter(x: Tensor, group: Group, axis: int) -> Tensor:
     """The sum of the ranks' partial x, cut along an axis by the rule of np.array_split."""
-    sizes = list(split_sizes(x.shape[axis], group.size))
+    sizes = cut_sizes(x.shape[axis], group.size)
     return ReduceScatter.apply(x, group=group, axis=axis, sizes=sizes)
 
 

@@ -20,9 +20,9 @@ from typing import Any
 from minitrain.array import Array
 from minitrain.autograd.tensor import Tensor
 from minitrain.comm.group import Group
+from minitrain.cut import cut_sizes
 from minitrain.nn import AttentionCore, Dropout, Module, current
 from minitrain.parallel import regions
-from minitrain.parallel.placement import split_sizes
 
 AXIS = 1  # of (B, T, C)
 
@@ -59,7 +59,7 @@ class Sequence:
             raise ValueError(
                 "sequence parallelism needs a window, which tells the sequence's length"
             )
-        return list(split_sizes(len(view.positions), self.group.size))
+        return cut_sizes(len(view.positions), self.group.size)
 
 
 def cut_sequence(model: Any, group: Group) -> None:
@@ -79,7 +79,7 @@ def cut_sequence(model: Any, group: Group) -> None:
 
 def own_part(positions: Array, group: Group) -> Array:
     """This rank's part of the positions."""
-    return regions.own(positions, 0, list(split_sizes(len(positions), group.size)), group.rank)
+    return regions.own(positions, 0, cut_sizes(len(positions), group.size), group.rank)
 
 
 def _in_core(dropout: Dropout, model: Any) -> bool:

@@ -26,6 +26,7 @@ from typing import Any
 from minitrain.autograd import functional as F
 from minitrain.autograd.tensor import Tensor
 from minitrain.comm.group import Group
+from minitrain.cut import cut_sizes
 from minitrain.nn import (
     MLP,
     Attention,
@@ -38,7 +39,7 @@ from minitrain.nn import (
     Parameter,
     Table,
 )
-from minitrain.parallel.placement import Place, cut_evenly, split_sizes
+from minitrain.parallel.placement import Place, cut_evenly
 from minitrain.parallel.regions import Region
 from minitrain.parallel.vocabulary import VocabularyCrossEntropy, VocabularyTable
 
@@ -102,7 +103,7 @@ class _Cutter:
     def attention(self, path: str, module: Attention) -> None:
         self.even(module.qkv.weight, 2)
         self.even(module.qkv.bias, 1)
-        heads = split_sizes(module.qkv.weight.declared[2], self.group.size)
+        heads = tuple(cut_sizes(module.qkv.weight.declared[2], self.group.size))
         _own_heads(module.core, heads, self.group.rank)
         self.row(f"{path}.out", module.out)
         self.wrap(path, module)
@@ -182,10 +183,10 @@ def grouped_places(
     """
     group, everyone = heads // kv_heads, tuple(range(ranks))
     if kv_heads >= ranks:
-        sizes = split_sizes(kv_heads, ranks)
+        sizes = tuple(cut_sizes(kv_heads, ranks))
         return (tuple(n * group for n in sizes), everyone), (sizes, everyone)
-    sharers = split_sizes(ranks, kv_heads)
-    queries = tuple(n for r in sharers for n in split_sizes(group, r))
+    sharers = cut_sizes(ranks, kv_heads)
+    queries = tuple(n for r in sharers for n in cut_sizes(group, r))
     holds = tuple(head for head, r in enumerate(sharers) for _ in range(r))
     return (queries, everyone), ((1,) * kv_heads, holds)
 

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from minitrain.cut import cut_size
 from minitrain.layout import Layout, LayoutError
 
 BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
@@ -106,30 +107,25 @@ def held(
     return Held(own, own, SLOTS[optimizer] * own, waiting.bytes(recompute))
 
 
-def share(length: int, rank: int, ranks: int) -> int:
-    """How many of `length` things a rank has, by the rule of np.array_split."""
-    return length // ranks + (rank < length % ranks)
-
-
 class _Part:
     """How much of a model a tensor-parallel rank has."""
 
     def __init__(self, model: Model, layout: Layout, rank: int):
         self.model, self.tp = model, layout.tp
         self.features = model.width // model.heads
-        self.hidden, self.vocab = (share(n, rank, self.tp) for n in (model.hidden, model.vocab))
+        self.hidden, self.vocab = (cut_size(n, rank, self.tp) for n in (model.hidden, model.vocab))
         self.heads, self.kv_heads = self._heads(rank)
 
     def _heads(self, rank: int) -> tuple[int, int]:
         """Query and key/value heads; key/value heads fewer than ranks have several holders each."""
         kv, group = self.model.kv_heads, self.model.heads // self.model.kv_heads
         if kv >= self.tp:
-            own = share(kv, rank, self.tp)
+            own = cut_size(kv, rank, self.tp)
             return own * group, own
         for head in range(kv):
-            sharers = share(self.tp, head, kv)
+            sharers = cut_size(self.tp, head, kv)
             if rank < sharers:
-                return share(group, rank, sharers), 1
+                return cut_size(group, rank, sharers), 1
             rank -= sharers
         raise ValueError(f"there is no rank {rank} beyond the {self.tp} of tp")
 
@@ -165,7 +161,7 @@ class _Waiting:
                  rank: int):  # fmt: skip
         self.part, self.model, self.item, self.wide = part, part.model, item, wide
         self.batch, self.length, self.tokens = batch, length, batch * length
-        self.own = batch * (share(length, rank, part.tp) if sp else length)
+        self.own = batch * (cut_size(length, rank, part.tp) if sp else length)
         self.stream = self.model.width * item  # bytes of a token between the blocks
 
     def bytes(self, recompute: str) -> int:

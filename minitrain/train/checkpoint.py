@@ -24,12 +24,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from minitrain.array import Array, to_host
+from minitrain.errors import UserError
 from minitrain.train.disk import WriteError, flush
 
 _NAME = re.compile(r"step-(\d{6,})$")
 
 
-class CheckpointError(ValueError):
+class CheckpointError(UserError):
     """A checkpoint that is not whole, or is of another model."""
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from minitrain.errors import UserError
 
-class WriteError(ValueError):
+
+class WriteError(UserError):
     """What a run writes does not reach the disk."""
 
 

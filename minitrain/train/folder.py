@@ -7,13 +7,14 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from minitrain.errors import UserError
 from minitrain.train.disk import replace_text
 
 RUNS = Path("runs")
 _NUMBERED = re.compile(r"(\d{4,})-")
 
 
-class FolderError(ValueError):
+class FolderError(UserError):
     """A run folder that already holds a run, or holds none where one is wanted."""
 
 

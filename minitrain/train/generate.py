@@ -16,11 +16,12 @@ import numpy as np
 
 from minitrain.array import stream, to_host
 from minitrain.autograd.tensor import no_grad
+from minitrain.errors import UserError
 from minitrain.nn.cache import caching
 from minitrain.nn.families import Model
 
 
-class SamplingError(ValueError):
+class SamplingError(UserError):
     """Sampling options or a prompt that cannot be."""
 
 

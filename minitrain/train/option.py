@@ -13,11 +13,13 @@ from collections.abc import Callable
 from types import NoneType
 from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
+from minitrain.errors import UserError
+
 # TOML has no null, and a flag is text: this is how a None is written in either.
 NONE = "none"
 
 
-class ConfigError(ValueError):
+class ConfigError(UserError):
     """A configuration that cannot be: an unknown key, a wrong type or value, or an odd pair."""
 
 

@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from minitrain.array import to_host
+from minitrain.errors import UserError
 from minitrain.nn.families import Model, declare
 from minitrain.nn.huggingface import from_theirs, to_theirs
 from minitrain.nn.huggingface_config import config_from, config_to
@@ -26,7 +27,7 @@ _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _FLOATS = ("F64", "F32", "F16", "BF16")
 
 
-class PretrainedError(ValueError):
+class PretrainedError(UserError):
     """A folder that holds no model in Hugging Face's layout, or that can't be written."""
 
 

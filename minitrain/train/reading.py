@@ -9,11 +9,13 @@ import json
 import os
 from pathlib import Path
 
+from minitrain.errors import UserError
+
 _FIX = "give --data another file or folder, or leave it away for the built-in text"
 _JSON_LINES = (".jsonl", ".ndjson")
 
 
-class TextError(ValueError):
+class TextError(UserError):
     """A text that cannot be trained on: not there, not readable, empty, or too short."""
 
 

@@ -8,11 +8,12 @@ from typing import NamedTuple
 
 from minitrain.array import namespace
 from minitrain.batch import Batch
+from minitrain.errors import UserError
 from minitrain.optim import LossScale, Optimizer, clip_factor
 from minitrain.parallel import ParallelModel
 
 
-class TrainingError(ValueError):
+class TrainingError(UserError):
     """Training cannot go on: a gradient or the loss is not finite."""
 
 

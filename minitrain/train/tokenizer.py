@@ -9,12 +9,14 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
+from minitrain.errors import UserError
+
 Ids: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 _MADE = re.compile(r"(?P<kind>bpe|ids):(?P<size>.*)")  # specs of tokenizers that are no file
 
 
-class TokenizerError(ValueError):
+class TokenizerError(UserError):
     """A tokenizer that is not there, or a text that it cannot take."""
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from minitrain.comm import Group
 from minitrain.comm.choose import ALGORITHMS
-from minitrain.comm.pieces import even
+from minitrain.cut import cut_sizes
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 DTYPES = [
@@ -108,7 +108,7 @@ def _sizes(case: Case, group: Group) -> list[int]:
     """Uneven sizes, empty ones among them, that add up to the axis."""
     total, n = case.shape[case.axis], group.size
     if not case.known:
-        return even(total, n)
+        return cut_sizes(total, n)
     sizes = [0] * n
     for i in range(total):
         sizes[(i * i + case.root) % n] += 1

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from minitrain.comm import Group, run_ranks
 from minitrain.comm.ledger import Ledger
-from minitrain.comm.pieces import even
+from minitrain.cut import cut_sizes
 
 ITEM = 8
 NONE = np.empty(0)
@@ -53,9 +53,9 @@ def doubling(rank: int, n: int, v: int) -> int:
 
 ALL_REDUCE: dict[str, Callable[[int, int, int], int]] = {
     # Each rank passes on all pieces but its own, then all but its right neighbour's.
-    "ring": lambda r, n, v: 2 * v - even(v, n)[r] - even(v, n)[(r + 1) % n],
+    "ring": lambda r, n, v: 2 * v - cut_sizes(v, n)[r] - cut_sizes(v, n)[(r + 1) % n],
     # All pieces but its own, each to its owner; then its own to everybody.
-    "pairwise": lambda r, n, v: (v - even(v, n)[r]) + (n - 1) * even(v, n)[r],
+    "pairwise": lambda r, n, v: (v - cut_sizes(v, n)[r]) + (n - 1) * cut_sizes(v, n)[r],
     "doubling": doubling,
     "tree": lambda r, n, v: v * ((r > 0) + children(r, n)),
 }
@@ -94,7 +94,7 @@ def test_halving_with_ranks_that_sit_out(n: int) -> None:
 
 @pytest.mark.parametrize("n", range(1, 10))
 def test_scatter_and_gather_collectives(n: int) -> None:
-    sizes = even(23, n)
+    sizes = cut_sizes(23, n)
     v = 23 * ITEM
     root = n - 1
 

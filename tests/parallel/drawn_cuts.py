@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from minitrain.comm import run_ranks
 from minitrain.comm.group import Group
+from minitrain.cut import cut_sizes
 from minitrain.layout import Layout
 from minitrain.nn import GPTConfig, LlamaConfig, Window, window
 from minitrain.nn.families import Config, declare
@@ -20,7 +21,6 @@ from minitrain.oracle import Task, compare
 from minitrain.oracle.compare import Row
 from minitrain.oracle.verify import verify_rank
 from minitrain.parallel import Mesh, parallelize
-from minitrain.parallel.placement import split_sizes
 
 # AdamW divides a gradient by its own size plus ε, and rounding is some 1e-16 of the largest one: a
 # tiny element makes a step that differs by 1e-16/ε, which must be far below the bound.
@@ -129,7 +129,7 @@ def rows_of_ends(case: Case) -> list[Row]:
     reference = ends_of(plain, task, tokens, grad_out)
 
     def part(x: Any, axis: int, index: int) -> Any:
-        ends = np.cumsum(split_sizes(x.shape[axis], layout.tp)).tolist()
+        ends = np.cumsum(cut_sizes(x.shape[axis], layout.tp)).tolist()
         return np.split(x, ends[:-1], axis=axis)[index]
 
     def rank(group: Group) -> list[Row]:

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minitrain.cut import cut_sizes
 from minitrain.parallel.placement import (
     FLAT,
     WHOLE,
     Place,
     Placement,
     cut_evenly,
-    split_sizes,
 )
 from minitrain.parallel.tensor import grouped_places
 
@@ -62,7 +62,7 @@ def test_every_element_is_held_and_the_whole_comes_back(data: st.DataObject) -> 
     axis = data.draw(st.integers(0, len(shape) - 1))
     pieces = data.draw(st.integers(1, tp))
     holds = sorted(i % pieces for i in range(tp))
-    places = [Place("tp", axis, split_sizes(shape[axis], pieces), tuple(holds))]
+    places = [Place("tp", axis, tuple(cut_sizes(shape[axis], pieces)), tuple(holds))]
     if data.draw(st.booleans()):
         places.insert(0, Place("pp", None, (), tuple(0 for _ in range(pp))))
     placement, sizes = Placement(tuple(places)), {"pp": pp, "tp": tp}

@@ -11,8 +11,8 @@ import pytest
 from minitrain.autograd.tensor import Tensor
 from minitrain.comm import run_ranks
 from minitrain.comm.group import Group
+from minitrain.cut import cut_sizes
 from minitrain.parallel import regions
-from minitrain.parallel.placement import split_sizes
 
 LENGTH, WIDTH = 7, 5  # along axis 1, which is cut unevenly for 2, 3 and 4 ranks; and axis 2
 
@@ -28,7 +28,7 @@ class Pair:
 
 
 def sizes(group: Group) -> list[int]:
-    return list(split_sizes(LENGTH, group.size))
+    return cut_sizes(LENGTH, group.size)
 
 
 PAIRS = [
@@ -39,7 +39,7 @@ PAIRS = [
     Pair("all_gather", "cut", "each", lambda x, g: regions.all_gather(x, g, 1, sizes(g))),
     Pair("reduce_scatter", "each", "cut", lambda x, g: regions.reduce_scatter(x, g, 1)),
     Pair("all_to_all", "cut", "cut2", lambda x, g: regions.all_to_all(
-        x, g, (1, sizes(g)), (2, list(split_sizes(WIDTH, g.size))))),
+        x, g, (1, sizes(g)), (2, cut_sizes(WIDTH, g.size)))),
 ]  # fmt: skip
 
 

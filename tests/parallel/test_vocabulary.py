@@ -16,17 +16,17 @@ from minitrain.autograd.tensor import Tensor
 from minitrain.batch import IGNORE, Batch
 from minitrain.comm import run_ranks
 from minitrain.comm.group import Group
+from minitrain.cut import cut_sizes
 from minitrain.layout import Layout
 from minitrain.nn import CrossEntropy, GPTConfig
 from minitrain.nn.families import declare
 from minitrain.oracle import planted
 from minitrain.parallel import Mesh, parallelize, regions
-from minitrain.parallel.placement import split_sizes
 from minitrain.parallel.vocabulary import VocabularyCrossEntropy, VocabularyLosses
 
 
 def own_ids(vocab: int, group: Group) -> slice:
-    sizes = split_sizes(vocab, group.size)
+    sizes = cut_sizes(vocab, group.size)
     start = sum(sizes[: group.rank])
     return slice(start, start + sizes[group.rank])
 
