@@ -15,7 +15,8 @@ from minitrain.comm import Group
 from minitrain.comm.run import fitting_blas_threads
 from minitrain.layout import Layout
 from minitrain.nn import GPTConfig, LlamaConfig
-from minitrain.nn.families import Config, declare, to_values
+from minitrain.nn.config import Config, to_values
+from minitrain.nn.families import declare
 from minitrain.optim import AdamW
 from minitrain.parallel import Mesh, ParallelModel, parallelize
 from minitrain.train.metrics import flops_per_token, largest_product

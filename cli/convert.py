@@ -21,7 +21,7 @@ def convert(source: str, target: str, as_json: bool) -> int:
     folder to make, which `minitrain generate TARGET` takes; or SOURCE is a run or a checkpoint, and
     TARGET the folder to make in Hugging Face's layout.
     """
-    from minitrain.nn.families import to_values
+    from minitrain.nn.config import to_values
     from minitrain.train import pretrained
     from minitrain.train.build import load_model, save_model
     from minitrain.train.sample import find

@@ -1,21 +1,44 @@
-"""The plain models and their layers: they know nothing of ranks."""
+"""The plain models and their layers: they know nothing of ranks.
 
-from minitrain.nn.attention import Attention, AttentionCore, GroupedAttention
-from minitrain.nn.gpt import GPT, MLP, Block, GPTConfig
-from minitrain.nn.layers import (
-    CrossEntropy,
-    Dropout,
-    Embedding,
-    Head,
-    LayerNorm,
-    Linear,
-    RMSNorm,
-    Table,
-)
-from minitrain.nn.llama import GatedMLP, Llama, LlamaBlock, LlamaConfig, TokenEmbedding
-from minitrain.nn.module import Module, Parameter, UnfilledError, constant, normal
-from minitrain.nn.transformer import Transformer
-from minitrain.nn.window import Window, current, window
+Names load on first use: a configuration (`nn.config`) needs no arrays.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from minitrain.lazy import attribute
+
+if TYPE_CHECKING:
+    from minitrain.nn.attention import Attention, AttentionCore, GroupedAttention
+    from minitrain.nn.config import GPTConfig, LlamaConfig
+    from minitrain.nn.gpt import GPT, MLP, Block
+    from minitrain.nn.layers import (
+        CrossEntropy,
+        Dropout,
+        Embedding,
+        Head,
+        LayerNorm,
+        Linear,
+        RMSNorm,
+        Table,
+    )
+    from minitrain.nn.llama import GatedMLP, Llama, LlamaBlock, TokenEmbedding
+    from minitrain.nn.module import Module, Parameter, UnfilledError, constant, normal
+    from minitrain.nn.transformer import Transformer
+    from minitrain.nn.windows import Window, current, window
+
+_NAMES = {
+    "attention": ("Attention", "AttentionCore", "GroupedAttention"),
+    "config": ("GPTConfig", "LlamaConfig"),
+    "gpt": ("GPT", "MLP", "Block"),
+    "layers": ("CrossEntropy", "Dropout", "Embedding", "Head", "LayerNorm", "Linear", "RMSNorm",
+               "Table"),
+    "llama": ("GatedMLP", "Llama", "LlamaBlock", "TokenEmbedding"),
+    "module": ("Module", "Parameter", "UnfilledError", "constant", "normal"),
+    "transformer": ("Transformer",),
+    "windows": ("Window", "current", "window"),
+}  # fmt: skip
 
 __all__ = [
     "GPT", "MLP", "Attention", "AttentionCore", "Block", "CrossEntropy", "Dropout", "Embedding",
@@ -23,3 +46,7 @@ __all__ = [
     "LlamaBlock", "LlamaConfig", "Module", "Parameter", "RMSNorm", "Table", "TokenEmbedding",
     "Transformer", "UnfilledError", "Window", "constant", "current", "normal", "window",
 ]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    return attribute(__name__, _NAMES, name)

@@ -15,9 +15,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from minitrain.errors import UserError
-from minitrain.nn.families import Config, declare
-from minitrain.nn.gpt import GPTConfig
-from minitrain.nn.llama import LlamaConfig
+from minitrain.nn.config import Config, GPTConfig, LlamaConfig
+from minitrain.nn.families import declare
 
 Arrays: TypeAlias = Mapping[str, "np.ndarray[Any, Any]"]
 

@@ -9,9 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from minitrain.errors import UserError
-from minitrain.nn.families import Config
-from minitrain.nn.gpt import GPTConfig
-from minitrain.nn.llama import LlamaConfig
+from minitrain.nn.config import Config, GPTConfig, LlamaConfig
 
 
 class FamilyError(UserError):

@@ -13,7 +13,7 @@ from minitrain.autograd.losses import check_added
 from minitrain.autograd.tensor import Tensor, grad_enabled
 from minitrain.errors import UserError
 from minitrain.nn.module import Init, Module, Parameter, constant, normal
-from minitrain.nn.window import Window, current
+from minitrain.nn.windows import Window, current
 
 
 class Linear(Module):
@@ -94,10 +94,10 @@ class Dropout(Module):
 
 
 class Table(Module):
-    """A lookup table with a row for each id."""
+    """A lookup table with a row for each id: a weight (V, C)."""
 
-    def __init__(self, rows: int, width: int, init: Init):
-        self.weight = Parameter((rows, width), init)
+    def __init__(self, weight: Parameter):
+        self.weight = weight
 
     def forward(self, ids: Array) -> Tensor:
         """ids (...) in [0, V) -> (..., C)."""
@@ -107,10 +107,10 @@ class Table(Module):
 class Embedding(Module):
     """A row for each token id plus a row for each position (Radford et al. 2019)."""
 
-    def __init__(self, vocab: int, context: int, width: int, std: float, dropout: float):
-        self.token = Table(vocab, width, normal(std))
+    def __init__(self, table: Parameter, context: int, std: float, dropout: float):
+        self.token = Table(table)
         # Half the spread of the tokens, as in GPT-2's released code (0.01 beside 0.02).
-        self.position = Table(context, width, normal(std / 2))
+        self.position = Table(Parameter((context, table.declared[1]), normal(std / 2)))
         self.context = context
         self.dropout = Dropout(dropout)
 

@@ -32,7 +32,8 @@ class Parameter(Tensor):
     """A leaf that training changes, declared with its global shape and filled later.
 
     Attributes:
-        name: its global name, such as "blocks.0.mlp.up.weight"; set by Module.name_tree.
+        name: its global name, such as "blocks.0.mlp.up.weight": its path in the whole model, unless
+            it was declared with one, as a shared parameter is.
         declared: the shape of the whole parameter, whatever a rank holds of it.
         init: how the initial value is drawn.
         decays: whether weight decay shrinks it: weights of two or more axes, no norm and no bias
@@ -44,8 +45,10 @@ class Parameter(Tensor):
     __slots__ = ("decays", "declared", "init", "name", "placement", "state")
     is_weight: ClassVar[bool] = True
 
-    def __init__(self, declared: tuple[int, ...], init: Init, *, bias: bool = False):
-        self.declared, self.init, self.name = declared, init, ""
+    def __init__(
+        self, declared: tuple[int, ...], init: Init, *, bias: bool = False, name: str = ""
+    ):
+        self.declared, self.init, self.name = declared, init, name
         self.decays = len(declared) > 1 and not bias
         self.placement: Any = None
         self.state: Any = None
@@ -98,18 +101,17 @@ class Module:
                 yield from child.modules(f"{prefix}.{name}".lstrip("."))
 
     def parameters(self) -> dict[str, Parameter]:
-        """All parameters by global name, in the order of the tree; a shared one under its first."""
+        """All parameters by global name (before they have one: by path), in the order of the tree;
+        a shared one where it comes first."""
         found: dict[str, Parameter] = {}
-        seen: set[Parameter] = set()
         for path, module in self.modules():
             for name, child in module.children():
-                if isinstance(child, Parameter) and child not in seen:
-                    seen.add(child)
-                    found[f"{path}.{name}".lstrip(".")] = child
+                if isinstance(child, Parameter):
+                    found.setdefault(child.name or f"{path}.{name}".lstrip("."), child)
         return found
 
     def name_tree(self) -> None:
-        """Tell every module its path and every parameter its name, seen from this module."""
+        """Tell every module its path, and every parameter without a name its own."""
         for path, module in self.modules():
             module.path = path
         for name, parameter in self.parameters().items():

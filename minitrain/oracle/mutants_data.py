@@ -8,7 +8,7 @@ import numpy as np
 
 from minitrain.autograd.tensor import Tensor
 from minitrain.batch import Batch
-from minitrain.nn.window import Window
+from minitrain.nn.windows import Window
 from minitrain.parallel import model as parallel_model
 from minitrain.parallel.data import GradientSum
 from minitrain.parallel.flat import Flat

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from minitrain.batch import Batch
 from minitrain.comm.run import blas_threads
 from minitrain.nn import CrossEntropy, GPTConfig, LlamaConfig
-from minitrain.nn.families import Config, Model, declare
+from minitrain.nn.config import Config
+from minitrain.nn.families import Model, declare
 from minitrain.optim import SGD, AdamW, Optimizer, Schedule
 from minitrain.oracle.reference import Trace, awkward_batches, train_serially
 

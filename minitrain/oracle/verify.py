@@ -13,7 +13,7 @@ from minitrain.batch import Batch
 from minitrain.comm import run_ranks
 from minitrain.comm.group import Group
 from minitrain.layout import Layout
-from minitrain.nn.families import Config
+from minitrain.nn.config import Config
 from minitrain.oracle.compare import (
     BOUND,
     Part,

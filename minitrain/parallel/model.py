@@ -19,7 +19,7 @@ from minitrain.autograd.engine import backward
 from minitrain.autograd.tensor import no_grad
 from minitrain.batch import Batch
 from minitrain.nn.module import Module, Parameter
-from minitrain.nn.window import Window, window
+from minitrain.nn.windows import Window, window
 from minitrain.parallel.data import GradientSum
 from minitrain.parallel.flat import Flat
 from minitrain.parallel.gradients import first_not_finite, global_norm, sum_over_peers

@@ -12,9 +12,10 @@ from minitrain.array import Array, from_host, namespace
 from minitrain.comm.group import Group
 from minitrain.layout import Layout
 from minitrain.nn import CrossEntropy, GPTConfig, LlamaConfig
-from minitrain.nn.families import Config, Model, declare
-from minitrain.nn.families import from_values as config_from
-from minitrain.nn.families import to_values as config_values
+from minitrain.nn.config import Config
+from minitrain.nn.config import from_values as config_from
+from minitrain.nn.config import to_values as config_values
+from minitrain.nn.families import Model, declare
 from minitrain.optim import SGD, AdamW, LossScale, Optimizer, Schedule
 from minitrain.parallel import Mesh, parallelize
 from minitrain.parallel.gradients import MODEL_AXES

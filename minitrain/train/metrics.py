@@ -16,7 +16,8 @@ import numpy as np
 from minitrain.comm.group import Group
 from minitrain.comm.ledger import Ledger
 from minitrain.comm.transport import PURPOSES
-from minitrain.nn.families import Config, declare
+from minitrain.nn.config import Config
+from minitrain.nn.families import declare
 from minitrain.train.disk import WriteError, replace_text
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from minitrain.comm import Group
 from minitrain.layout import Layout
 from minitrain.nn import GPTConfig, LlamaConfig
-from minitrain.nn.families import Config
+from minitrain.nn.config import Config
 from minitrain.oracle.task import Task
 from minitrain.oracle.verify import gather_rows, verify_rank
 from minitrain.parallel import Mesh

@@ -9,7 +9,8 @@ import pytest
 
 from minitrain.autograd.tensor import Tensor
 from minitrain.nn import GPT, GPTConfig, Llama, LlamaConfig
-from minitrain.nn.families import declare, from_values, to_values
+from minitrain.nn.config import from_values, to_values
+from minitrain.nn.families import declare
 
 CONFIG = LlamaConfig(vocab=11, context=16, layers=1, heads=4, kv_heads=2, width=24, hidden=20)
 TOKENS = np.random.default_rng(2).integers(0, 11, (2, 9))

@@ -12,7 +12,8 @@ import torch
 from torch_models import IGNORE, gradients, load, loss_of, peer_of
 
 from minitrain.nn import GPTConfig, LlamaConfig
-from minitrain.nn.families import Config, Model, declare
+from minitrain.nn.config import Config
+from minitrain.nn.families import Model, declare
 
 BOUND = 1e-10  # as the largest element of a tensor counts; measured: 1e-14
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from minitrain.nn import GPTConfig, LlamaConfig
-from minitrain.nn.families import Config
+from minitrain.nn.config import Config
 from minitrain.oracle import verify
 from minitrain.oracle.mutants_tensor import TENSOR
 from minitrain.oracle.verify import Report

@@ -15,7 +15,8 @@ from minitrain.comm.group import Group
 from minitrain.cut import cut_sizes
 from minitrain.layout import Layout
 from minitrain.nn import GPTConfig, LlamaConfig, Window, window
-from minitrain.nn.families import Config, declare
+from minitrain.nn.config import Config
+from minitrain.nn.families import declare
 from minitrain.optim import SGD, AdamW, Optimizer
 from minitrain.oracle import Task, compare
 from minitrain.oracle.compare import Row

@@ -22,7 +22,8 @@ from minitrain.comm import run_ranks
 from minitrain.comm.group import Group
 from minitrain.layout import Layout, LayoutError
 from minitrain.nn import GPTConfig, LlamaConfig, Window, window
-from minitrain.nn.families import Config, declare, to_values
+from minitrain.nn.config import Config, to_values
+from minitrain.nn.families import declare
 from minitrain.optim import AdamW
 from minitrain.parallel import Mesh, ParallelModel, parallelize
 from minitrain.planner.memory import Held, Model, held, korthikanti

@@ -14,7 +14,8 @@ from minitrain.comm import run_ranks
 from minitrain.comm.group import Group
 from minitrain.layout import Layout, LayoutError
 from minitrain.nn import GPTConfig, LlamaConfig
-from minitrain.nn.families import Config, declare
+from minitrain.nn.config import Config
+from minitrain.nn.families import declare
 from minitrain.optim import SGD
 from minitrain.oracle import verify
 from minitrain.parallel import Mesh, ParallelModel, parallelize

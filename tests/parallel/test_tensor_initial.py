@@ -15,7 +15,8 @@ from minitrain.comm import run_ranks
 from minitrain.comm.group import Group
 from minitrain.layout import Layout
 from minitrain.nn import GPT, GPTConfig, LlamaConfig, Parameter, Window, window
-from minitrain.nn.families import Config, declare
+from minitrain.nn.config import Config
+from minitrain.nn.families import declare
 from minitrain.parallel import Mesh, ParallelModel, parallelize
 
 GPT5 = GPTConfig(vocab=33, context=7, layers=2, heads=5, width=20, hidden=18)

@@ -20,7 +20,8 @@ from minitrain.comm.group import Group
 from minitrain.comm.ledger import Ledger
 from minitrain.layout import Layout
 from minitrain.nn import CrossEntropy, GPTConfig, LlamaConfig
-from minitrain.nn.families import Config, declare
+from minitrain.nn.config import Config
+from minitrain.nn.families import declare
 from minitrain.parallel import Mesh, ParallelModel, parallelize
 
 BATCH, LENGTH, ITEM = 4, 80, 8
