@@ -22,8 +22,8 @@ def convert(source: str, target: str, as_json: bool) -> int:
     TARGET the folder to make in Hugging Face's layout.
     """
     from minitrain.nn.config import to_values
-    from minitrain.train import pretrained
-    from minitrain.train.build import load_model, save_model
+    from minitrain.train.checkpoint.weights import load_model, save_model
+    from minitrain.train.huggingface import pretrained
     from minitrain.train.sample import find
 
     old, new = Path(source), Path(target)

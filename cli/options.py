@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import click
 
-from minitrain.train.config import OPTIONS, PRESETS, RunConfig, resolve
-from minitrain.train.option import NONE, ConfigError, Option
+from minitrain.train.config.option import NONE, ConfigError, Option
+from minitrain.train.config.resolve import PRESETS, resolve
+from minitrain.train.config.sections import OPTIONS, RunConfig
 
 _METAVARS = {int: "INTEGER", float: "NUMBER", str: "TEXT"}
 

@@ -20,7 +20,7 @@ from .ranks import Ranks, rank_options
 
 if TYPE_CHECKING:
     from minitrain.comm.group import Group
-    from minitrain.train.config import RunConfig
+    from minitrain.train.config.sections import RunConfig
     from minitrain.train.folder import RunFolder
     from minitrain.train.loop import Outcome, Run, Stop
 
@@ -50,7 +50,7 @@ def train(given: Given, ranks: Ranks, run_dir: str | None, resume: bool, as_json
 
 def _run(ranks: Ranks, run: Run) -> Outcome:
     """Do the run; what its user can mend is said in a line, and a fault of ours in a traceback."""
-    from minitrain.train.checkpoint import CheckpointError
+    from minitrain.train.checkpoint.files import CheckpointError
     from minitrain.train.disk import WriteError
     from minitrain.train.folder import FolderError
     from minitrain.train.step import TrainingError
@@ -79,11 +79,11 @@ def _prepare(given: Given, ranks: Ranks, run_dir: str | None, resume: bool) -> R
     """Everything that can be refused, before anything is written or sent."""
     from minitrain.array import keep_memory
     from minitrain.parallel.compose import check_supported
-    from minitrain.train.build import load_tokenizer
-    from minitrain.train.config import notes as config_notes
+    from minitrain.train.checkpoint.weights import load_tokenizer
+    from minitrain.train.config.resolve import notes as config_notes
+    from minitrain.train.data.text import Corpus
     from minitrain.train.loop import Run
     from minitrain.train.resume import check_same
-    from minitrain.train.text import Corpus
 
     keep_memory()
     xp = ranks.array_module()
@@ -132,7 +132,7 @@ def _start(
 def _rank(group: Group, run: Run) -> Outcome:
     """What each rank does."""
     from minitrain.parallel import Mesh
-    from minitrain.train.checkpoint import step_of
+    from minitrain.train.checkpoint.files import step_of
     from minitrain.train.loop import train as train_run
 
     if group.rank != 0:
@@ -149,7 +149,7 @@ def _rank(group: Group, run: Run) -> Outcome:
 
 def _introduction(run: Run) -> Iterator[str]:
     """What a run is about to do, and what its loss will have to be compared with."""
-    from minitrain.train.baselines import baselines
+    from minitrain.train.data.baselines import baselines
 
     yield f"run {run.folder.path}, layout {run.layout}" + (
         f", going on from {run.start.name}" if run.start else ""
@@ -180,17 +180,17 @@ def _graceful_stop(stop: Stop) -> Iterator[None]:
 
 def _report(run: Run, outcome: Outcome, as_json: bool) -> None:
     """The results, on stdout."""
-    from minitrain.train import checkpoint
+    from minitrain.train.checkpoint import files
+    from minitrain.train.data.tokenizer import show
     from minitrain.train.generate import Sampling
     from minitrain.train.sample import sample
-    from minitrain.train.tokenizer import show
 
     at = run.folder.path
     if outcome.stopped:  # in a hurry
         click.echo(f"{at}: stopped after {outcome.steps} of {run.config.run.steps} steps")
         click.echo(f"go on with: minitrain train --resume --run-dir {shlex.quote(str(at))}")
     else:
-        path = checkpoint.newest(run.folder.checkpoints)
+        path = files.newest(run.folder.checkpoints)
         assert path is not None
         click.echo(show(sample(path, 200, Sampling(), xp=run.xp).text, sys.stdout.encoding))
         bits, nats = outcome.val_bits_per_byte, outcome.val_loss

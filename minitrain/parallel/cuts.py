@@ -122,7 +122,9 @@ def kind_of(module: type, plain: str) -> str | None:
     return name if known and module.__module__.startswith(plain + ".") else None
 
 
-def tensor_places(kind: str, shapes: Mapping[str, Shape], ranks: int) -> Iterator[tuple[str, Place]]:
+def tensor_places(
+    kind: str, shapes: Mapping[str, Shape], ranks: int
+) -> Iterator[tuple[str, Place]]:
     """For each parameter of a module that is cut over tp ranks, its path in the module and place.
 
     Args:

@@ -13,7 +13,10 @@ import numpy as np
 from minitrain.comm.group import Group
 from minitrain.layout import Layout
 from minitrain.train import build
-from minitrain.train.config import RunConfig, to_toml
+from minitrain.train.checkpoint import state
+from minitrain.train.config.resolve import to_toml
+from minitrain.train.config.sections import RunConfig
+from minitrain.train.data.text import Corpus
 from minitrain.train.folder import RunFolder
 from minitrain.train.metrics import (
     MetricsFile,
@@ -22,7 +25,6 @@ from minitrain.train.metrics import (
     over_ranks,
 )
 from minitrain.train.step import Stepper, StepResult
-from minitrain.train.text import Corpus
 
 
 class Reporter(Protocol):
@@ -100,7 +102,7 @@ def train(group: Group, run: Run, reporter: Reporter | None = None) -> Outcome:
     """
     vocab = run.corpus.tokenizer.vocab
     stepper = build.stepper_of(run.config, run.layout, group, vocab, run.xp)
-    done = build.resume(stepper, run.start) if run.start else 0
+    done = state.resume(stepper, run.start) if run.start else 0
     group.barrier()
     listeners: list[Reporter] = []
     with ExitStack() as stack:
@@ -189,7 +191,7 @@ class _Loop:
     def _save(self, step: int) -> None:
         self.saved = step
         task = self.task
-        path = build.save(self.stepper, task.folder.checkpoints, step, task.config, task.corpus)
+        path = state.save(self.stepper, task.folder.checkpoints, step, task.config, task.corpus)
         if path is not None:
             for listener in self.listeners:
                 listener.saved(path)

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from minitrain.layout import Layout
-from minitrain.train import checkpoint
-from minitrain.train.checkpoint import read_manifest
-from minitrain.train.config import RunConfig, from_values, resolve, values
+from minitrain.train.checkpoint import files
+from minitrain.train.checkpoint.files import read_manifest
+from minitrain.train.config.option import NONE, ConfigError
+from minitrain.train.config.resolve import from_values, resolve, values
+from minitrain.train.config.sections import RunConfig
+from minitrain.train.data.text import Corpus, TextError
+from minitrain.train.data.tokenizer import absolute as absolute_spec
 from minitrain.train.folder import FolderError, RunFolder
-from minitrain.train.option import NONE, ConfigError
-from minitrain.train.text import Corpus, TextError
-from minitrain.train.tokenizer import absolute as absolute_spec
 
 # How long the run is, how fast it learns, when it writes, what it computes twice and where its text
 # lies may be said anew. All else would make it another run: shapes, seed, batch, optimizer, and
@@ -48,7 +49,7 @@ def resumed(
     """
     if not folder.config.exists():
         raise FolderError(f"{folder.path} holds no run; start one without --resume")
-    start = checkpoint.newest(folder.checkpoints)
+    start = files.newest(folder.checkpoints)
     if start is None:
         raise FolderError(
             f"{folder.path} holds no checkpoint to go on from; start anew in another --run-dir"
@@ -66,7 +67,7 @@ def resumed(
             f"{folder.path} cannot go on as another run: {'; '.join(refused)}; leave these away, "
             "or start anew"
         )
-    done = checkpoint.step_of(start)
+    done = files.step_of(start)
     if config.run.steps <= done:
         raise FolderError(
             f"{folder.path} has done {done} of its {config.run.steps} steps; give --steps above "

@@ -10,9 +10,10 @@ import numpy as np
 
 from minitrain.array import from_host
 from minitrain.comm.run import fitting_blas_threads, set_blas_threads
-from minitrain.train import checkpoint, folder
-from minitrain.train.build import load_model
-from minitrain.train.checkpoint import CheckpointError
+from minitrain.train import folder
+from minitrain.train.checkpoint import files
+from minitrain.train.checkpoint.files import CheckpointError
+from minitrain.train.checkpoint.weights import load_model
 from minitrain.train.generate import Sampling, generate
 from minitrain.train.metrics import largest_product
 
@@ -59,7 +60,7 @@ def find(path: Path | None) -> Path:
     run = folder.newest() if path is None else folder.RunFolder(path)
     if (run.path / "manifest.json").is_file():
         return run.path
-    found = checkpoint.newest(run.checkpoints)
+    found = files.newest(run.checkpoints)
     if found is None and (run.path / "config.json").is_file():
         raise CheckpointError(
             f"{run.path} holds a model in Hugging Face's layout; make a run of it first, with "

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from minitrain.comm.launch import mpiexec_command
-from minitrain.train import checkpoint
+from minitrain.train.checkpoint import files
 
 pytest.importorskip("mpi4py", reason="mpi4py is not installed: pip install 'minitrain[mpi]'")
 pytestmark = pytest.mark.deep
@@ -147,9 +147,9 @@ def test_a_signal_to_the_launcher_stops_all_ranks_after_one_step(
     out, err = run.communicate(timeout=15)
     assert run.returncode == status, err
     assert err.count("stopping after this step") == 1
-    path = checkpoint.newest(folder / "a" / "checkpoints")
+    path = files.newest(folder / "a" / "checkpoints")
     assert path is not None
-    assert f"a: stopped after {checkpoint.read_manifest(path).step} of 1000000 steps" in out
+    assert f"a: stopped after {files.read_manifest(path).step} of 1000000 steps" in out
     assert_no_process_is_left(folder)
 
 

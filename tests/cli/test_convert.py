@@ -12,9 +12,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from minitrain.nn import Llama, LlamaConfig
-from minitrain.train import pretrained
-from minitrain.train.build import load_model, save_model
-from minitrain.train.tokenizer import ByteTokenizer, IdTokenizer
+from minitrain.train.checkpoint.weights import load_model, save_model
+from minitrain.train.data.tokenizer import ByteTokenizer, IdTokenizer
+from minitrain.train.huggingface import pretrained
 from minitrain_cli.main import main
 
 
@@ -113,7 +113,10 @@ def test_an_interrupted_conversion_leaves_nothing_in_the_way(
     source: str, how: Any, folders: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """os._exit stands for a kill: nothing is tidied up, but the next attempt finds its way."""
-    writers = {"ours": "minitrain.train.pretrained", "theirs": "minitrain.train.checkpoint"}
+    writers = {
+        "ours": "minitrain.train.huggingface.pretrained",
+        "theirs": "minitrain.train.checkpoint.files",
+    }
 
     def stop(arrays: Any, path: Path, *rest: Any) -> None:
         path.write_bytes(b"half")

@@ -13,8 +13,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from minitrain.nn import GPT, GPTConfig
-from minitrain.train.build import save_model
-from minitrain.train.tokenizer import ByteTokenizer
+from minitrain.train.checkpoint.weights import save_model
+from minitrain.train.data.tokenizer import ByteTokenizer
 from minitrain_cli.main import main
 
 

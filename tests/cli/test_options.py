@@ -9,7 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from minitrain.train.config import resolve
+from minitrain.train.config.resolve import resolve
 from minitrain_cli.options import Given, config_options
 
 # Growth of this list is a decision: every option must be wanted, used and documented.

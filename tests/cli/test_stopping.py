@@ -16,7 +16,7 @@ from typing import IO, Any
 import pytest
 from click.testing import CliRunner
 
-from minitrain.train import checkpoint
+from minitrain.train.checkpoint import files
 from minitrain.train.step import Stepper
 from minitrain_cli.main import main
 
@@ -85,9 +85,9 @@ def test_one_signal_stops_after_the_step_and_saves(
     code, out, err = end(run)
     assert code == status, err
     assert err.count("stopping after this step; once more to stop at once") == 1
-    path = checkpoint.newest(folder / "run" / "checkpoints")
+    path = files.newest(folder / "run" / "checkpoints")
     assert path is not None
-    steps = checkpoint.read_manifest(path).step
+    steps = files.read_manifest(path).step
     assert f"run: stopped after {steps} of 1000000 steps" in out
     assert "go on with: minitrain train --resume --run-dir run" in out
     records = (folder / "run" / "metrics.jsonl").read_text().splitlines()
@@ -192,7 +192,7 @@ def test_a_closed_stream_is_no_reason_to_stop(folder: Path, closed: str) -> None
     shell = f"{' '.join(command(2))} {closed}"
     done = subprocess.run(["sh", "-c", shell], cwd=folder, capture_output=True, timeout=60)
     assert done.returncode == 0
-    assert checkpoint.newest(folder / "run" / "checkpoints") is not None
+    assert files.newest(folder / "run" / "checkpoints") is not None
     records = (folder / "run" / "metrics.jsonl").read_text()
     assert all(line.startswith('{"step": ') for line in records.splitlines())
     assert b"step 1/2" not in done.stdout

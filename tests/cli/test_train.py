@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from minitrain.train import checkpoint
-from minitrain.train.config import resolve
+from minitrain.train.checkpoint import files
+from minitrain.train.config.resolve import resolve
 from minitrain.train.step import Stepper
 from minitrain_cli.main import main
 
@@ -132,7 +132,7 @@ def test_a_full_disk_is_one_line_and_status_1(
     def full(*args: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "save_file", full)
+    monkeypatch.setattr(files, "save_file", full)
     result = invoke(*SMALL, "--layout", "dp2")
     assert result.exit_code == 1
     assert "cannot write the checkpoint" in result.stderr.splitlines()[-1]

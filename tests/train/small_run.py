@@ -10,11 +10,12 @@ import numpy as np
 
 from minitrain.comm import run_ranks
 from minitrain.layout import Layout
-from minitrain.train import checkpoint
-from minitrain.train.config import RunConfig, resolve
+from minitrain.train.checkpoint import files
+from minitrain.train.config.resolve import resolve
+from minitrain.train.config.sections import RunConfig
+from minitrain.train.data.text import Corpus
 from minitrain.train.folder import RunFolder
 from minitrain.train.loop import Outcome, Run, train
-from minitrain.train.text import Corpus
 
 SIZES = {"layers": 1, "heads": 2, "width": 8, "context": 8, "batch": 6}
 LENGTH = {"steps": 20, "warmup": 3, "eval_every": 8, "save_every": 10}
@@ -55,8 +56,8 @@ def arrays(path: Path, step: int) -> Arrays:
 
 def load(path: Path) -> Arrays:
     """All arrays of a checkpoint, by key."""
-    manifest = checkpoint.read_manifest(path)
-    return {key: checkpoint.read(path, manifest, key) for key in manifest.arrays}
+    manifest = files.read_manifest(path)
+    return {key: files.read(path, manifest, key) for key in manifest.arrays}
 
 
 def records(path: Path) -> list[dict[str, Any]]:

@@ -14,11 +14,11 @@ from minitrain.layout import Layout
 from minitrain.nn.layers import Linear
 from minitrain.optim import SGD, AdamW
 from minitrain.train.build import model_of, optimizer_of, schedule_of
-from minitrain.train.config import OPTIONS, RunConfig
+from minitrain.train.config.sections import OPTIONS, RunConfig
+from minitrain.train.data.text import Corpus
 from minitrain.train.folder import RunFolder
 from minitrain.train.loop import Run, train
 from minitrain.train.resume import FREE
-from minitrain.train.text import Corpus
 
 # Another value for each option, and what must be set beside it for the option to matter. A new
 # option needs a line here, and with it a proof that something reads it.

@@ -19,9 +19,9 @@ from minitrain.optim import LossScale
 from minitrain.oracle.reference import awkward_batches
 from minitrain.parallel import Mesh, parallelize
 from minitrain.train import build
-from minitrain.train.checkpoint import read_manifest
-from minitrain.train.config import resolve
-from minitrain.train.text import Corpus
+from minitrain.train.checkpoint.files import read_manifest
+from minitrain.train.config.resolve import resolve
+from minitrain.train.data.text import Corpus
 
 NANO = GPTConfig(vocab=256, context=16, layers=4, heads=8, width=32, dropout=0.1)
 EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23}

@@ -14,12 +14,13 @@ from small_run import arrays, assert_bitwise, config, corpus, do, records, run_o
 from minitrain.comm import Group, run_ranks
 from minitrain.layout import Layout
 from minitrain.optim import AdamW
-from minitrain.train import checkpoint, loop
-from minitrain.train.config import resolve, to_toml, values
+from minitrain.train import loop
+from minitrain.train.checkpoint import files
+from minitrain.train.config.option import ConfigError
+from minitrain.train.config.resolve import resolve, to_toml, values
+from minitrain.train.data.text import Corpus, TextError
 from minitrain.train.folder import FolderError, RunFolder
-from minitrain.train.option import ConfigError
 from minitrain.train.resume import absolute, check_same, resumed
-from minitrain.train.text import Corpus, TextError
 
 VARIED = {"tokens_per_second", "flops_per_second", "step_seconds", "comm_seconds", "peak_bytes"}
 VARIED |= {"val_seconds"}
@@ -95,7 +96,7 @@ def test_adam_goes_on_with_its_count_and_moments(tmp_path: Path) -> None:
     """Case K2: the number of updates enters the bias correction."""
     do(tmp_path, config(steps=10, optimizer="adamw"))
     held = arrays(tmp_path, 10)
-    manifest = checkpoint.read_manifest(tmp_path / "checkpoints" / "step-000010")
+    manifest = files.read_manifest(tmp_path / "checkpoints" / "step-000010")
     assert manifest.updates == 10
     assert {key.split("/")[0] for key in held} == {"weights", *AdamW.slots}
     for slot in AdamW.slots:
@@ -109,8 +110,8 @@ def stored(path: Path, **flags: Any) -> RunFolder:
     """A folder with the configuration and a checkpoint of step 10, without training."""
     folder, options = RunFolder(path), values(config(**flags))
     folder.create(to_toml(config(**flags)), anew=True)
-    about = checkpoint.Manifest(10, 10, "dp2", {}, "byte", options, {}, text=corpus().digest)
-    checkpoint.save(folder.checkpoints, about, {}, files={})
+    about = files.Manifest(10, 10, "dp2", {}, "byte", options, {}, text=corpus().digest)
+    files.save(folder.checkpoints, about, {}, files={})
     return folder
 
 

@@ -48,13 +48,13 @@ def test_a_signal_during_a_save_waits_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = run_of(tmp_path, config(save_every=2), "dp2")
-    save = loop.build.save
+    save = loop.state.save
 
     def saving(*args: Any) -> Any:
         run.stop.signal = signal.SIGTERM
         return save(*args)
 
-    monkeypatch.setattr(loop.build, "save", saving)
+    monkeypatch.setattr(loop.state, "save", saving)
     outcomes = run_ranks(2, loop.train, run)
     assert {(o.steps, o.stopped) for o in outcomes} == {(3, signal.SIGTERM)}
     assert sorted(path.name for path in run.folder.checkpoints.iterdir()) == [
@@ -107,9 +107,9 @@ def test_a_full_disk_ends_all_ranks_and_keeps_what_was_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Case K4: the second checkpoint does not fit."""
-    from minitrain.train import checkpoint
+    from minitrain.train.checkpoint import files
 
-    write, calls = checkpoint.save_file, []
+    write, calls = files.save_file, []
 
     def full(arrays: Any, path: Path) -> None:
         calls.append(path)
@@ -118,7 +118,7 @@ def test_a_full_disk_ends_all_ranks_and_keeps_what_was_there(
             raise OSError(28, "No space left on device")
         write(arrays, path)
 
-    monkeypatch.setattr(checkpoint, "save_file", full)
+    monkeypatch.setattr(files, "save_file", full)
     run = run_of(tmp_path, config(save_every=2), "dp2")
     with pytest.raises(WriteError) as caught:
         run_ranks(2, loop.train, run)
@@ -152,7 +152,7 @@ def test_a_rank_that_fails_while_another_saves_does_not_hang(
     def broken(*args: Any, **more: Any) -> None:
         raise KeyError("a fault of ours")
 
-    monkeypatch.setattr(loop.build.Draft, "begin", broken)
+    monkeypatch.setattr(loop.state.Draft, "begin", broken)
     run = run_of(tmp_path, config(steps=2), "dp3")
     with pytest.raises(KeyError, match="a fault of ours") as caught:
         run_ranks(3, loop.train, run)

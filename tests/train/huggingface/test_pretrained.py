@@ -14,10 +14,10 @@ from safetensors.numpy import save_file
 
 import minitrain as mt
 from minitrain.nn import GPT, GPTConfig, Llama, LlamaConfig
-from minitrain.nn.huggingface import to_theirs
-from minitrain.nn.huggingface_config import config_to
-from minitrain.train.pretrained import PretrainedError, read, write
-from minitrain.train.tokenizer import ByteTokenizer, IdTokenizer
+from minitrain.train.data.tokenizer import ByteTokenizer, IdTokenizer
+from minitrain.train.huggingface.config import config_to
+from minitrain.train.huggingface.names import to_theirs
+from minitrain.train.huggingface.pretrained import PretrainedError, read, write
 
 MODELS: dict[str, Any] = {
     "gpt": lambda: GPT(GPTConfig(vocab=31, context=12, layers=2, heads=3, width=24)),
@@ -109,7 +109,7 @@ def test_transformers_loads_what_is_written_and_the_other_way(family: str, tmp_p
 
 def test_the_tokenizer_goes_along(tmp_path: Path) -> None:
     pytest.importorskip("tokenizers", reason="pip install 'minitrain[tokenizers]'")
-    from minitrain.train.subword import SubwordTokenizer
+    from minitrain.train.data.subword import SubwordTokenizer
 
     tokenizer = SubwordTokenizer.train(b"to be or not to be" * 9, 270)
     model = GPT(GPTConfig(vocab=270, context=8, layers=1, heads=1, width=4)).initialize()

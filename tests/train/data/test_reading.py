@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minitrain.train.text import Corpus, TextError
-from minitrain.train.tokenizer import IdTokenizer, TokenizerError
+from minitrain.train.data.text import Corpus, TextError
+from minitrain.train.data.tokenizer import IdTokenizer, TokenizerError
 
 
 def whole(corpus: Corpus) -> bytes:
@@ -136,7 +136,7 @@ def test_beyond_four_gigabytes_every_id_is_reached(tmp_path: Path) -> None:
     assert len(corpus.training) == 2_500_000_000
     assert corpus.training[-100:].tolist() == last.tolist()
     # Windows start all over the file: the mean of 200 starts has a spread of 4 % of it.
-    from minitrain.train.text import offsets
+    from minitrain.train.data.text import offsets
 
     starts = offsets(0, 0, np.arange(200), len(corpus.training) - 100)
     assert 0.3 < starts.mean() / len(corpus.training) < 0.7

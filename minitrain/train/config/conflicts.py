@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from minitrain.train.config import ModelOptions, RunConfig
+    from minitrain.train.config.sections import ModelOptions, RunConfig
 
 
 def conflicts(config: RunConfig) -> Iterator[str]:

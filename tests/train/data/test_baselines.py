@@ -8,10 +8,10 @@ from itertools import pairwise
 
 import pytest
 
-from minitrain.train import baselines as module
-from minitrain.train.baselines import baselines
-from minitrain.train.text import Corpus
-from minitrain.train.tokenizer import ByteTokenizer
+from minitrain.train.data import baselines as module
+from minitrain.train.data.baselines import baselines
+from minitrain.train.data.text import Corpus
+from minitrain.train.data.tokenizer import ByteTokenizer
 
 
 def corpus(training: bytes, held_out: bytes) -> Corpus:

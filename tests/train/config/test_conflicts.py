@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from minitrain.train.config import resolve
-from minitrain.train.option import ConfigError
+from minitrain.train.config.option import ConfigError
+from minitrain.train.config.resolve import resolve
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from minitrain.optim import SHAPES
 from minitrain.train.build import schedule_of
-from minitrain.train.config import (
+from minitrain.train.config.option import ConfigError, options_of
+from minitrain.train.config.resolve import check, notes, resolve, to_toml
+from minitrain.train.config.sections import (
     OPTIONS,
     DataOptions,
     LossOptions,
@@ -21,12 +23,7 @@ from minitrain.train.config import (
     OptimizerOptions,
     RunConfig,
     RunOptions,
-    check,
-    notes,
-    resolve,
-    to_toml,
 )
-from minitrain.train.option import ConfigError, options_of
 
 positive = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
 fraction = st.floats(min_value=0, max_value=1, exclude_max=True)

@@ -128,7 +128,7 @@ def tokenizer_of(spec: str, text: bytes = b"", folder: Path = Path()) -> Tokeniz
         raise TokenizerError(f"{spec}: {made['size']!r} is no number of tokens, such as 4096")
     if made and made["kind"] == "ids":
         return IdTokenizer(int(made["size"]))
-    from minitrain.train.subword import SubwordTokenizer  # its package is an extra
+    from minitrain.train.data.subword import SubwordTokenizer  # its package is an extra
 
     if made:
         return SubwordTokenizer.train(text, int(made["size"]))

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from minitrain.train.reading import TextError
-from minitrain.train.tokenizer import Ids, Tokenizer
+from minitrain.train.data.reading import TextError
+from minitrain.train.data.tokenizer import Ids, Tokenizer
 
 _CHECKED = 1 << 20  # ids at either end that are looked at; the others when a batch is made
 

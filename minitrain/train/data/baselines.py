@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from minitrain.train.text import Corpus
+from minitrain.train.data.text import Corpus
 
 _Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 _CHUNK = 1 << 22

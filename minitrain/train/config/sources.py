@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from minitrain.layout import did_you_mean
-from minitrain.train.option import NONE, ConfigError, Option
+from minitrain.train.config.option import NONE, ConfigError, Option
 
 Options: TypeAlias = Mapping[str, Option]
 

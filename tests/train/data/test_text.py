@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minitrain.batch import IGNORE
-from minitrain.train.text import Corpus, TextError, offsets
-from minitrain.train.tokenizer import ByteTokenizer
+from minitrain.train.data.text import Corpus, TextError, offsets
+from minitrain.train.data.tokenizer import ByteTokenizer
 
 
 def corpus(training: bytes, held_out: bytes) -> Corpus:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from minitrain.nn import GPT, GPTConfig, Llama, LlamaConfig
-from minitrain.nn.huggingface import WeightsError, entries, from_theirs, to_theirs
-from minitrain.nn.huggingface_config import FamilyError, config_from, config_to
+from minitrain.train.huggingface.config import FamilyError, config_from, config_to
+from minitrain.train.huggingface.names import WeightsError, entries, from_theirs, to_theirs
 
 pytest.importorskip("torch", reason="PyTorch runs the peer; pip install 'minitrain[peers]'")
 pytest.importorskip("transformers", reason="the peer; pip install 'minitrain[peers]'")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minitrain.train.tokenizer import ByteTokenizer, Tokenizer, show
+from minitrain.train.data.tokenizer import ByteTokenizer, Tokenizer, show
 
 HARD = "a\u0301 \N{PARTY POPPER} \ufeff \0".encode() + b"\xff\xfe\xc3("
 

@@ -17,9 +17,9 @@ import numpy as np
 
 from minitrain.array import digest, hash_grid
 from minitrain.batch import IGNORE, Batch, Ints
-from minitrain.train.binary import is_binary, read_ids
-from minitrain.train.reading import TextError, read_text
-from minitrain.train.tokenizer import ByteTokenizer, Ids, Tokenizer, tokenizer_of
+from minitrain.train.data.binary import is_binary, read_ids
+from minitrain.train.data.reading import TextError, read_text
+from minitrain.train.data.tokenizer import ByteTokenizer, Ids, Tokenizer, tokenizer_of
 
 __all__ = ["Corpus", "TextError", "offsets"]
 

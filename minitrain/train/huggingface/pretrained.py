@@ -18,9 +18,9 @@ from safetensors.numpy import save_file
 from minitrain.array import to_host
 from minitrain.errors import UserError
 from minitrain.nn.families import Model, declare
-from minitrain.nn.huggingface import from_theirs, to_theirs
-from minitrain.nn.huggingface_config import config_from, config_to
-from minitrain.train.tokenizer import ByteTokenizer, IdTokenizer, Tokenizer, tokenizer_of
+from minitrain.train.data.tokenizer import ByteTokenizer, IdTokenizer, Tokenizer, tokenizer_of
+from minitrain.train.huggingface.config import config_from, config_to
+from minitrain.train.huggingface.names import from_theirs, to_theirs
 
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 # What safetensors calls the types that weights may have; all but the first become float32.

@@ -14,8 +14,8 @@ import pytest
 from small_run import assert_bitwise, load
 from some_checkpoint import about, some
 
-from minitrain.train import checkpoint
-from minitrain.train.checkpoint import (
+from minitrain.train.checkpoint import files
+from minitrain.train.checkpoint.files import (
     newest,
     save,
 )
@@ -23,8 +23,8 @@ from minitrain.train.disk import WriteError
 
 KILLED = """
     import os, sys, pathlib, shutil
-    from minitrain.train import checkpoint
-    sys.path.insert(0, os.environ["HERE"])
+    from minitrain.train.checkpoint import files
+    sys.path[:0] = os.environ["HERE"].split(os.pathsep)
     from some_checkpoint import about, some
 
     left = int(sys.argv[2])
@@ -39,11 +39,11 @@ KILLED = """
         return counted
 
     os.fsync, os.open = killing(os.fsync), killing(os.open)
-    checkpoint.save_file = killing(checkpoint.save_file)
+    files.save_file = killing(files.save_file)
     pathlib.Path.write_text = killing(pathlib.Path.write_text)
     pathlib.Path.rename = killing(pathlib.Path.rename)
     pathlib.Path.mkdir = killing(pathlib.Path.mkdir)
-    checkpoint.save(pathlib.Path(sys.argv[1]), about(20), some(2), files={"extra": "x"})
+    files.save(pathlib.Path(sys.argv[1]), about(20), some(2), files={"extra": "x"})
     print(left)
 """
 
@@ -52,7 +52,7 @@ def killed_at(folder: Path, call: int) -> subprocess.CompletedProcess[str]:
     """A process that saves step 20 and is killed at a call that reaches the disk."""
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(KILLED), str(folder), str(call)],
-        env={**os.environ, "HERE": str(Path(__file__).parent)},
+        env={**os.environ, "HERE": os.pathsep.join(map(str, Path(__file__).parents[:2]))},
         capture_output=True,
         text=True,
         timeout=60,
@@ -96,7 +96,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoint_and_no_trace(
     def full(*args: Any, **more: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    owner = {"save_file": checkpoint, "fsync": os}.get(failing, Path)
+    owner = {"save_file": files, "fsync": os}.get(failing, Path)
     with monkeypatch.context() as patch:
         patch.setattr(owner, failing, full)
         with pytest.raises(WriteError) as caught:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from minitrain.train.tokenizer import Ids, TokenizerError, show
+from minitrain.train.data.tokenizer import Ids, TokenizerError, show
 
 _FILE = "tokenizer.json"
 _PIECE = 1 << 20  # bytes at a time, because an encoding takes some 150 times its text in memory

@@ -10,7 +10,7 @@ import pytest
 from small_run import Arrays, assert_bitwise, load
 from some_checkpoint import about, some
 
-from minitrain.train.checkpoint import (
+from minitrain.train.checkpoint.files import (
     CheckpointError,
     match,
     read_manifest,

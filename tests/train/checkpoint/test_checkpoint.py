@@ -11,9 +11,8 @@ import pytest
 from small_run import arrays, assert_bitwise, config, do, load
 from some_checkpoint import about, some
 
-from minitrain.train import checkpoint
-from minitrain.train.build import load_model
-from minitrain.train.checkpoint import (
+from minitrain.train.checkpoint import files
+from minitrain.train.checkpoint.files import (
     CheckpointError,
     Manifest,
     match,
@@ -23,6 +22,7 @@ from minitrain.train.checkpoint import (
     save,
     step_of,
 )
+from minitrain.train.checkpoint.weights import load_model
 
 
 def test_what_is_saved_is_read_back(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_a_checkpoint_of_another_model_names_what_differs(tmp_path: Path) -> Non
 
 def test_pieces_of_several_ranks_make_one_array(tmp_path: Path) -> None:
     x = np.arange(15.0).reshape(5, 3)
-    draft = checkpoint.Draft(tmp_path, 10)
+    draft = files.Draft(tmp_path, 10)
     draft.begin()
     draft.add(0, {"x": x[:2]})
     draft.add(1, {"x": x[2:]})

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minitrain.train.tokenizer import IdTokenizer, TokenizerError, tokenizer_of
+from minitrain.train.data.tokenizer import IdTokenizer, TokenizerError, tokenizer_of
 
 tokenizers: Any = pytest.importorskip(
     "tokenizers", reason="an extra; pip install 'minitrain[tokenizers]'"
 )
-from minitrain.train import subword  # noqa: E402
-from minitrain.train.subword import SubwordTokenizer  # noqa: E402
+from minitrain.train.data import subword  # noqa: E402
+from minitrain.train.data.subword import SubwordTokenizer  # noqa: E402
 
 TEXT = b"The quick brown fox jumps over the lazy dog. The dog is not amused, the fox is.\n" * 20
 BPE = SubwordTokenizer.train(TEXT, 300)

@@ -1,0 +1,1 @@
+"""Texts and tokens: reading them, tokenizers, and the batches that are drawn from a text."""

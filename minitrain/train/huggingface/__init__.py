@@ -1,0 +1,1 @@
+"""Models in Hugging Face's layout: names and shapes of weights, config.json, folders."""
