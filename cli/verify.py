@@ -86,7 +86,7 @@ def _task(
     chosen: list[Ranks], family: str, steps: int, micro_batches: int, seed: int, fault: str | None
 ) -> Task:
     """What is trained, once it is known that every layout can."""
-    from minitrain.oracle.mutants import check_name
+    from minitrain.oracle.faults import check_name
     from minitrain.oracle.task import FAMILIES, Task
     from minitrain.parallel.compose import check_layout
 
@@ -103,7 +103,7 @@ def _judge(
     ranks: Ranks, task: Task, reference: dict[str, Trace], xp: Any, fault: str | None
 ) -> tuple[dict[str, Any], int]:
     """One layout held against the reference and the verdict printed; as JSON, and as a status."""
-    from minitrain.oracle.mutants import planted
+    from minitrain.oracle.faults import planted
     from minitrain.oracle.verify import Report
 
     try:

@@ -7,7 +7,7 @@ An axis that is not written has size 1. Batch, micro-batches and precision belon
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -139,6 +139,13 @@ class Layout:
         for axis in reversed(self.order):
             rank, place[axis] = divmod(rank, getattr(self, axis))
         return place
+
+    def rank(self, coordinates: Mapping[str, int]) -> int:
+        """The rank that lies at some coordinates."""
+        rank = 0
+        for axis in self.order:
+            rank = rank * getattr(self, axis) + coordinates[axis]
+        return rank
 
     def data_index(self, rank: int) -> int:
         """Which part of a micro-batch a world rank computes: the same for its pp, cp, tp peers."""

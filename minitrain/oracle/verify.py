@@ -23,7 +23,8 @@ from minitrain.oracle.compare import (
     compare_weights,
     zero_by_algebra,
 )
-from minitrain.oracle.mutants import planted
+from minitrain.oracle.coverage import uncovered
+from minitrain.oracle.faults import planted
 from minitrain.oracle.reference import Trace
 from minitrain.oracle.task import NANO, Task
 from minitrain.parallel import Mesh, ParallelModel, parallelize
@@ -82,7 +83,7 @@ def verify(
         rows = run_ranks(
             layout.size, verify_rank, layout, work, reference, blas=1, synchronous=True
         )
-    return Report(str(layout), _in_order(rows))
+    return Report(str(layout), in_order(rows))
 
 
 def verify_rank(
@@ -105,6 +106,7 @@ def verify_rank(
             task.schedule().rate,
             task.clip,
         )
+        rows += uncovered(name, stepper.model.table, layout)
         trace = _train(stepper, task.batches())
         rows += _compare(
             name,
@@ -119,27 +121,28 @@ def verify_rank(
 
 
 def _parts_of(model: ParallelModel) -> tuple[Part, Part]:
-    """Which part of a whole weight this rank must hold, and which of what the optimizer keeps for
-    it: the placements say."""
+    """Which part of a whole weight this rank must hold, and which of its gradient and of what the
+    optimizer keeps for it: the table says."""
+    at = model.mesh.coordinates
 
     def lives(name: str, x: Any) -> Any:
-        return model.parameters[name].placement.cut(x, model.mesh.coordinates)
+        return model.table[name].placement.cut(x, at)
 
     def is_stepped(name: str, x: Any) -> Any:
-        return model.parameters[name].state.cut(x, model.mesh.coordinates)
+        return model.table[name].stepped.cut(x, at)
 
     return lives, is_stepped
 
 
 def _train(stepper: Stepper, batches: list[Batch]) -> Trace:
-    trace, flat = Trace(), stepper.model.flat
+    trace, model = Trace(), stepper.model
     for batch in batches:
         result = stepper.step(batch)
         trace.losses.append(result.loss)
         trace.norms.append(result.grad_norm)
-        trace.gradients.append({k: to_host(g).copy() for k, g in stepper.model.gradients().items()})
-    trace.weights = flat.views(to_host(flat.weights))
-    trace.slots = {kind: flat.views(to_host(slot)) for kind, slot in stepper.slots.items()}
+        trace.gradients.append({k: to_host(g).copy() for k, g in model.gradients().items()})
+    trace.weights = model.lives.views(to_host(model.lives.weights))
+    trace.slots = {kind: model.stepped.views(to_host(slot)) for kind, slot in stepper.slots.items()}
     return trace
 
 
@@ -151,7 +154,7 @@ def _compare(name: str, got: Trace, expected: Trace, *, noise_bound: float,
         gradients = dict(reversed(gradients.items()))  # the backward comes to the last one first
         yield compare_numbers(f"{step} loss", got.losses[i], expected.losses[i], rank=rank)
         yield from compare_gradients(
-            f"{step} gradient", got.gradients[i], gradients, part=lives, rank=rank
+            f"{step} gradient", got.gradients[i], gradients, part=is_stepped, rank=rank
         )
         yield compare_numbers(f"{step} norm", got.norms[i], expected.norms[i], rank=rank)
     noise = zero_by_algebra(expected.gradients)
@@ -170,10 +173,25 @@ def _compare(name: str, got: Trace, expected: Trace, *, noise_bound: float,
         )
 
 
-def _in_order(ranks: list[list[Row]]) -> list[Row]:
-    """The rows of all ranks, tensor by tensor in the order of the run."""
-    longest = max(len(rows) for rows in ranks)
-    return [rows[i] for i in range(longest) for rows in ranks if i < len(rows)]
+def in_order(ranks: list[list[Row]]) -> list[Row]:
+    """The rows of all ranks, tensor by tensor in the order of the run, then by rank.
+
+    Each rank has its rows in that order, but none of a tensor that it holds nothing of.
+    """
+    names: list[str] = []
+    known: set[str] = set()
+    for rows in ranks:
+        place = 0
+        for name in dict.fromkeys(row.name for row in rows):
+            if name in known:
+                place = names.index(name) + 1
+            else:
+                names.insert(place, name)
+                known.add(name)
+                place += 1
+    places = {name: place for place, name in enumerate(names)}
+    rows = [row for rank in ranks for row in rank]
+    return sorted(rows, key=lambda row: (places[row.name], row.rank))
 
 
 def gather_rows(group: Group, rows: list[Row]) -> list[Row]:
@@ -181,6 +199,4 @@ def gather_rows(group: Group, rows: list[Row]) -> list[Row]:
     text = json.dumps([row.__dict__ for row in rows]) + "\n"
     texts = group.all_gather(np.frombuffer(text.encode(), np.uint8), purpose="control")
     found = [json.loads(line) for line in bytes(texts).splitlines()]
-    return _in_order(
-        [[Row(**{**row, "index": tuple(row["index"])}) for row in rank] for rank in found]
-    )
+    return in_order([[Row(**{**row, "index": tuple(row["index"])}) for row in r] for r in found])

@@ -1,7 +1,41 @@
-"""Parallel strategies: each takes the plain model and a mesh and returns the parallel one."""
+"""Parallel strategies: each takes the plain model and a mesh and returns the parallel one.
 
-from minitrain.parallel.compose import parallelize
-from minitrain.parallel.mesh import Mesh
-from minitrain.parallel.model import Loss, ParallelModel
+Names load on first use: the table of placements needs no arrays.
+"""
 
-__all__ = ["Loss", "Mesh", "ParallelModel", "parallelize"]
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from minitrain.lazy import attribute
+
+if TYPE_CHECKING:
+    from minitrain.parallel.compose import parallelize
+    from minitrain.parallel.cuts import column, declared, row, vocabulary
+    from minitrain.parallel.mesh import Mesh
+    from minitrain.parallel.model import Loss, ParallelModel
+    from minitrain.parallel.table import placements
+
+_NAMES = {
+    "compose": ("parallelize",),
+    "cuts": ("column", "declared", "row", "vocabulary"),
+    "mesh": ("Mesh",),
+    "model": ("Loss", "ParallelModel"),
+    "table": ("placements",),
+}
+
+__all__ = [
+    "Loss",
+    "Mesh",
+    "ParallelModel",
+    "column",
+    "declared",
+    "parallelize",
+    "placements",
+    "row",
+    "vocabulary",
+]
+
+
+def __getattr__(name: str) -> Any:
+    return attribute(__name__, _NAMES, name)

@@ -1,6 +1,8 @@
 """A plain model and a mesh become this rank's part of the parallel model.
 
-This is the only file that sees all strategies.
+This is the only file that sees all strategies. Each sees what the ones before it left: the table of
+placements first, which every one of them reads; then tensors and positions are cut, parameters get
+their pieces, units are bound to what they compute with, and blocks learn to forget.
 """
 
 from __future__ import annotations
@@ -11,16 +13,20 @@ import numpy as np
 
 from minitrain.array import accumulator, from_host
 from minitrain.layout import Layout, LayoutError
+from minitrain.nn.config import Config, GPTConfig, LlamaConfig
+from minitrain.nn.families import declare
 from minitrain.nn.module import Parameter
 from minitrain.parallel import regions
 from minitrain.parallel.bind import Bound, Derive, cast_to
-from minitrain.parallel.data import BUCKET
 from minitrain.parallel.flat import Flat
+from minitrain.parallel.inventory import check_declared, modules_of
 from minitrain.parallel.mesh import Mesh
 from minitrain.parallel.model import ParallelModel
-from minitrain.parallel.placement import WHOLE
+from minitrain.parallel.placement import Placement
 from minitrain.parallel.recompute import Recomputed
+from minitrain.parallel.reduce import BUCKET, Reducer, kinds_of, plan_of
 from minitrain.parallel.sequence import Sequence, cut_sequence
+from minitrain.parallel.table import Table, own_links, placements, table_of
 from minitrain.parallel.tensor import cut_tensors
 
 
@@ -38,8 +44,9 @@ def parallelize(
     """This rank's part of a plain model.
 
     Args:
-        model: a model of nn. If it is only declared, this rank's pieces are filled with the initial
-            values of `seed`; if it is filled, they are cut out of its arrays. It is taken apart.
+        model: a model of nn, or its configuration, of which a rank then declares only what it
+            keeps. If it is only declared, this rank's pieces are filled with the initial values of
+            `seed`; if it is filled, they are cut out of its arrays. It is taken apart.
         micro_batches: how many parts of a batch are computed one after the other.
         seed: of the run: initial values and dropout.
         dtype: of weights and activations, "float64" or "float32"; with "float16" or "bfloat16" the
@@ -50,32 +57,53 @@ def parallelize(
             "selective": attention weights, which this attention never keeps, so it equals "none".
 
     Raises:
-        LayoutError: a layout that does not fit the model, or needs a strategy that isn't there yet.
+        LayoutError: a layout that does not fit the model, or needs a strategy that isn't there
+            yet; a module that is in no table of cuts, on a layout that would cut it.
     """
-    check_layout(mesh.layout, model.config)
-    parameters: dict[str, Parameter] = model.parameters()  # by global name: paths change below
+    if isinstance(model, (GPTConfig, LlamaConfig)):
+        check_layout(mesh.layout, model, micro_batches=micro_batches)
+        table = placements(model, mesh.layout)
+        model = declare(model, own_links(model.layers, mesh.layout, mesh.coordinates["pp"]))
+    else:
+        check_layout(mesh.layout, model.config, micro_batches=micro_batches)
+        if mesh.layout.tp > 1:
+            check_declared(model)
+        table = table_of(modules_of(model), model.config.layers, mesh.layout)
+    parameters: dict[str, Parameter] = model.parameters()  # before modules are replaced
+    for name, parameter in parameters.items():
+        parameter.placement, parameter.state = table[name].placement, table[name].state
+    _cut(model, table, mesh)
+    reducer = _flattened(parameters, table, mesh, bucket, accumulator(dtype), xp)
     for parameter in parameters.values():
-        parameter.placement = WHOLE
-    _cut(model, mesh)
-    flat = _filled(parameters, mesh, seed, accumulator(dtype), xp)
-    if flat.weights.dtype != dtype:
+        _fill(reducer.lives, parameter, mesh, seed, xp)
+    if reducer.lives.weights.dtype != dtype:
         _bind(model, cast_to(dtype))
     if recompute == "full":
         for i, block in enumerate(model.blocks):
-            model.replace(f"blocks.{i}", Recomputed(block))
-    return ParallelModel(model, mesh, flat, micro_batches=micro_batches, seed=seed, bucket=bucket)
+            if block is not None:
+                model.replace(f"blocks.{i}", Recomputed(block))
+    return ParallelModel(model, mesh, table, reducer, micro_batches=micro_batches, seed=seed)
 
 
-def _filled(parameters: dict[str, Parameter], mesh: Mesh, seed: int, dtype: Any, xp: Any) -> Flat:
-    """The flat arrays of this rank's pieces, filled."""
-    shapes = {
-        name: p.placement.shape(p.declared, mesh.coordinates) for name, p in parameters.items()
-    }
-    flat = Flat(parameters, shapes, dtype, xp)
-    for parameter in parameters.values():
-        parameter.state = parameter.placement  # stepped where it lives
-        _fill(flat, parameter, mesh, seed, xp)
-    return flat
+def _flattened(parameters: dict[str, Parameter], table: Table, mesh: Mesh, bucket: int, dtype: Any,
+               xp: Any) -> Reducer:  # fmt: skip
+    """The flat arrays of this rank's pieces, and what reduces their gradients."""
+    plans = {name: plan_of(table[name], mesh) for name in parameters}
+    kinds = kinds_of(plans)
+    lives = {name: table[name].placement for name in parameters}
+    stepped = {n: state for n in parameters if (state := table[n].state) is not None}
+
+    def flat(where: dict[str, Placement]) -> Flat:
+        shapes = {}
+        for name, placement in where.items():
+            piece = placement.piece(table[name].shape, mesh.coordinates)
+            assert piece is not None
+            shapes[name] = piece.shape
+        return Flat(parameters, shapes, dtype, xp, kinds)
+
+    here = flat(lives)
+    there = here if stepped == lives else flat(stepped)
+    return Reducer(table, plans, mesh, here, there, nbytes=bucket)
 
 
 def _fill(flat: Flat, parameter: Parameter, mesh: Mesh, seed: int, xp: Any) -> None:
@@ -84,16 +112,17 @@ def _fill(flat: Flat, parameter: Parameter, mesh: Mesh, seed: int, xp: Any) -> N
     flat.fill(parameter.name, from_host(parameter.placement.cut(whole, mesh.coordinates), xp))
 
 
-def _cut(model: Any, mesh: Mesh) -> None:
+def _cut(model: Any, table: Table, mesh: Mesh) -> None:
     """Transform the model, strategy by strategy; each sees what the ones before it left."""
     group = mesh["tp"]
     if mesh.layout.sp:
         sequence = Sequence(group)
-        cut_tensors(model, group, sequence.enter, sequence.leave)
+        cut_tensors(model, table, group, sequence.enter, sequence.leave)
         cut_sequence(model, group)
     else:
         cut_tensors(
             model,
+            table,
             group,
             enter=lambda x: regions.copy(x, group),
             leave=lambda x: regions.reduce(x, group),
@@ -102,21 +131,32 @@ def _cut(model: Any, mesh: Mesh) -> None:
 
 def _bind(model: Any, derive: Derive) -> None:
     """Let each unit compute with tensors that are derived from its parameters."""
-    blocks = [f"blocks.{i}" for i in range(len(model.blocks))]
     modules = dict(model.modules())
+    blocks = [f"blocks.{i}" for i, block in enumerate(model.blocks) if block is not None]
     for path in ("embedding", *blocks, "norm", "head"):
-        model.replace(path, Bound(modules[path], derive))
+        if path in modules:
+            model.replace(path, Bound(modules[path], derive))
 
 
-def check_layout(layout: Layout, config: Any) -> None:
+def check_layout(
+    layout: Layout, config: Config, *, batch: int | None = None, micro_batches: int = 1
+) -> None:
     """Refuse a layout that cannot run a model of a configuration's sizes; nothing is sent for it.
+
+    Args:
+        batch, micro_batches: sequences of the global batch, and what it is cut into.
 
     Raises:
         LayoutError: naming both numbers, or the axes that this version cannot run yet.
     """
     check_supported(layout)
     layout.check(
-        heads=config.heads, layers=config.layers, vocab=config.vocab, context=config.context
+        batch=batch,
+        micro_batches=micro_batches,
+        heads=config.heads,
+        layers=config.layers,
+        vocab=config.vocab,
+        context=config.context,
     )
 
 

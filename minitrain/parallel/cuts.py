@@ -110,16 +110,16 @@ def declared(*cuts: Cut) -> Callable[[T], T]:
     return declare
 
 
-def kind_of(module: type, plain: str) -> str | None:
+def kind_of(module: type) -> str | None:
     """The kind of a module class in the tables; None if it is in none.
 
-    plain: the package whose classes are known by their bare names.
+    Classes of `minitrain.nn` go by their bare names; a subclass of one is not one of them.
     """
     if module in _declared:
         return _declared[module]
     name = module.__qualname__
     known = name in CUTS or name in POSITIONWISE or name in WHOLE
-    return name if known and module.__module__.startswith(plain + ".") else None
+    return name if known and module.__module__.startswith("minitrain.nn.") else None
 
 
 def tensor_places(

@@ -1,15 +1,16 @@
-"""A rank's weights as one array, its gradients as another, and each parameter a view of both.
+"""Weights as one array, gradients as another, and each parameter a view of both.
 
-Flat arrays are what optimizers step, what buckets are cut from and what ZeRO cuts into shards. The
-order is the reverse of the model's, about the order in which gradients become final, so a bucket
-is a plain slice. Weights that decay come first and norms and biases after them, so an optimizer
-needs two calls.
+Flat arrays are what optimizers step and what buckets are cut from. A rank has two sets of them:
+what lives on it, and what it steps; without sharding they are one and the same. The order is the
+reverse of the model's, about the order in which gradients become final. Weights that decay come
+first, norms and biases after them, so an optimizer needs two calls; and parameters that are
+reduced alike lie side by side, so that a bucket is a slice.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from minitrain.array import Array, accumulator
@@ -18,12 +19,13 @@ from minitrain.nn.module import Parameter
 
 
 class Flat:
-    """The flat arrays of some parameters, of which each becomes a view.
+    """The flat arrays of some parameters.
 
     Args:
         parameters: by name.
-        shapes: by name, of what this rank holds of each.
+        shapes: by name, of what this rank has of each; it may have nothing of any.
         dtype, xp: what the weights are, and where: numpy or cupy.
+        kinds: by name a number; names of one kind are kept together.
 
     Attributes:
         weights: (n,) all values.
@@ -32,17 +34,18 @@ class Flat:
         decayed: the slice that weight decay shrinks.
     """
 
-    def __init__(self, parameters: dict[str, Parameter], shapes: dict[str, tuple[int, ...]],
-                 dtype: Any, xp: Any):  # fmt: skip
+    def __init__(self, parameters: Mapping[str, Parameter], shapes: dict[str, tuple[int, ...]],
+                 dtype: Any, xp: Any, kinds: Mapping[str, int] | None = None):  # fmt: skip
         self.parameters, self.shapes = parameters, shapes
-        order = [name for decays in (True, False) for name in reversed(parameters)
-                 if parameters[name].decays is decays]  # fmt: skip
+        kinds = kinds or {}
+        order = list(reversed(shapes))
+        order.sort(key=lambda name: (not parameters[name].decays, kinds.get(name, 0)))
         self.spans: dict[str, slice] = {}
         end = 0
         for name in order:
             self.spans[name] = slice(end, end := end + math.prod(shapes[name]))
         self.decayed = slice(
-            0, sum(math.prod(shapes[n]) for n, p in parameters.items() if p.decays)
+            0, sum(math.prod(shape) for name, shape in shapes.items() if parameters[name].decays)
         )
         self.weights = xp.empty(end, dtype)
         self.gradient = xp.zeros(end, accumulator(dtype))
@@ -54,8 +57,8 @@ class Flat:
 
     def written(self) -> None:
         """Note that the weights have changed: a graph that used the old ones is refused."""
-        for parameter in self.parameters.values():
-            parameter.version += 1
+        for name in self.spans:
+            self.parameters[name].version += 1
 
     def view(self, flat: Array, name: str) -> Array:
         """The part of a flat array that belongs to a parameter, in its shape."""
@@ -63,12 +66,12 @@ class Flat:
 
     def views(self, flat: Array) -> dict[str, Array]:
         """All parts of a flat array by name, in the order of the model."""
-        return {name: self.view(flat, name) for name in self.parameters}
+        return {name: self.view(flat, name) for name in self.shapes}
 
     def clear(self) -> None:
         """Forget the gradients; the first term that arrives overwrites what is there."""
-        for parameter in self.parameters.values():
-            parameter.grad = None
+        for name in self.spans:
+            self.parameters[name].grad = None
 
     def accumulate(self, leaf: Tensor, grad: Array, shared: bool) -> None:
         """A sink for the engine: add a term of a parameter's gradient where it belongs."""
@@ -87,18 +90,6 @@ class Flat:
                 parameter.grad = self.view(self.gradient, name)
                 parameter.grad[...] = 0
 
-    def buckets(self, nbytes: int) -> list[list[str]]:
-        """Names of neighbours in flat order, in lists of at least nbytes of gradient each.
-
-        What is left at the end joins the last list: it is the norms and biases, which are final
-        when that list is, and a small message would cost as much time as a large one.
-        """
-        buckets: list[list[str]] = [[]]
-        least = room = math.ceil(nbytes / self.gradient.itemsize)
-        for name, span in self.spans.items():
-            if room <= 0 and self.gradient.size - span.start >= least:
-                buckets.append([])
-                room = least
-            buckets[-1].append(name)
-            room -= span.stop - span.start
-        return buckets
+    def slice_of(self, names: list[str]) -> slice:
+        """Where neighbours in flat order lie, together."""
+        return slice(self.spans[names[0]].start, self.spans[names[-1]].stop)

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
+from math import gcd
+from typing import Any
+
+import numpy as np
 
 from minitrain.comm.group import Group
 from minitrain.layout import AXES, Layout, LayoutError
 from minitrain.nn.module import Parameter
+
+FOLDED = ("dp", "shard", "cp")
+"""The axes that `ep` is folded onto, the last one first."""
 
 
 class Mesh:
     """This rank's place in a layout, and its groups: mesh["tp"], mesh["dp", "shard"].
 
     A group along some axes is made of the ranks that agree with this one on all the others, in the
-    order of their world ranks. Which they are follows from the layout, so no message is needed.
+    order of their ranks in the mesh. Which they are follows from the layout, so no message is
+    needed. Two axes are derived: "ep", the ranks that experts are cut over, and "edp", the data
+    ranks that share a piece of the experts.
 
     Attributes:
-        world: the group of all ranks.
+        world: the group of all ranks of the mesh; it may be a part of a larger one.
         coordinates: this rank's place on each axis.
     """
 
@@ -30,61 +39,90 @@ class Mesh:
         self.world, self.layout = world, layout
         place = layout.coordinates(world.rank)
         self.coordinates = {axis: place[axis] for axis in layout.order}
-        self._groups: dict[tuple[str, ...], Group] = {}
+        self.sizes = {axis: getattr(layout, axis) for axis in layout.order}
+        self._groups: dict[Any, Group] = {}
 
     def __getitem__(self, axes: str | tuple[str, ...]) -> Group:
         """The group of the ranks that differ from this one along these axes only."""
         axes = (axes,) if isinstance(axes, str) else axes
-        unknown = [axis for axis in axes if axis not in self.coordinates]
-        if unknown:
-            known = ", ".join(self.coordinates)
-            raise KeyError(f"mesh has no axis {unknown[0]!r}; the axes are {known}")
-        if axes not in self._groups:
-            self._groups[axes] = self.world.subgroup(self._members(axes), "+".join(axes))
-        return self._groups[axes]
+        known = (*self.coordinates, "ep", "edp")
+        for axis in axes:
+            if axis not in known:
+                raise KeyError(f"mesh has no axis {axis!r}; the axes are {', '.join(known)}")
+        if axes in (("ep",), ("edp",)):
+            return self._along(self._experts(axes[0]), axes[0])
+        return self.along({axis: tuple(range(self.sizes[axis])) for axis in axes})
 
-    def _members(self, axes: tuple[str, ...]) -> list[int]:
-        """The ranks along some axes, found by steps from this one, so that a mesh may be large."""
-        first, members, step = self.world.rank, [0], 1
-        for axis in reversed(self.layout.order):  # the fastest axis first: neighbours are 1 apart
-            size = getattr(self.layout, axis)
-            if axis in axes:
-                first -= step * self.coordinates[axis]
-                members = [step * i + member for i in range(size) for member in members]
-            step *= size
-        return [first + member for member in members]
+    def along(self, coordinates: Mapping[str, tuple[int, ...]]) -> Group:
+        """The ranks at some coordinates along some axes that agree with this one on all others.
 
-    def along(self, axis: str, coordinates: tuple[int, ...]) -> Group:
-        """The ranks at some coordinates along an axis that agree with this one on all others."""
-        key = (axis, *map(str, coordinates))
+        The ledger names the axes along which it has more than one rank.
+        """
+        above = [axis for axis in AXES if len(coordinates.get(axis, ())) > 1]
+        return self._along(coordinates, "+".join(above or list(coordinates)[:1]))
+
+    def _along(self, coordinates: Mapping[str, tuple[int, ...]], label: str) -> Group:
+        key = (label, tuple(sorted((a, at) for a, at in coordinates.items() if len(at) > 1)))
         if key not in self._groups:
-            # A group along one axis is numbered by the coordinates on it.
-            self._groups[key] = self[axis].subgroup(coordinates, axis)
+            self._groups[key] = self.world.subgroup(self._members(coordinates), label)
         return self._groups[key]
+
+    def _members(self, coordinates: Mapping[str, tuple[int, ...]]) -> list[int]:
+        """The ranks at some coordinates, without a look at all ranks: a mesh may be large."""
+        members, step = [0], 1
+        for axis in reversed(self.layout.order):  # the fastest axis first: neighbours are 1 apart
+            at = coordinates.get(axis, (self.coordinates[axis],))
+            members = [step * i + member for i in at for member in members]
+            step *= self.sizes[axis]
+        return members
 
     def peers(self, parameter: Parameter, axis: str) -> tuple[int, ...]:
         """The coordinates along an axis that hold the same piece of a parameter as this rank."""
-        size = getattr(self.layout, axis)
-        peers: tuple[int, ...] = parameter.placement.peers(axis, self.coordinates, size)
+        peers: tuple[int, ...] = parameter.placement.peers(axis, self.coordinates, self.sizes[axis])
         return peers
 
-    def counts(self, parameter: Parameter) -> bool:
-        """Whether this rank is the first of those along pp and tp that hold its piece."""
-        return all(self.peers(parameter, a)[0] == self.coordinates[a] for a in ("pp", "tp"))
+    # Data.
 
     @property
     def data(self) -> Group:
-        """The data ranks that share this rank's place in the model: each has its own samples."""
-        return self["dp", "shard"]
+        """The ranks that have other tokens: each its own samples, or positions of them."""
+        return self["dp", "shard", "cp"]
 
     @property
     def data_index(self) -> int:
         """Which part of each micro-batch this rank computes."""
         return self.layout.data_index(self.world.rank)
 
+    def positions(self, length: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Which positions of a sequence this rank computes: (T,)."""
+        return np.arange(length)
+
+    # Experts.
+
+    def _folds(self) -> dict[str, int]:
+        """How many parts of each data axis experts are cut over: `ep` folded by common divisors,
+        so that each rank has neighbours on the fastest axes for its peers."""
+        left, folds = self.layout.ep, {}
+        for axis in reversed(FOLDED):
+            folds[axis] = gcd(left, self.sizes[axis])
+            left //= folds[axis]
+        return folds
+
+    def _experts(self, derived: str) -> dict[str, tuple[int, ...]]:
+        """The coordinates of "ep": those in the same fold; of "edp": the same place in others."""
+        chosen = {}
+        for axis, fold in self._folds().items():
+            here, size = self.coordinates[axis], self.sizes[axis]
+            first = here // fold * fold
+            same_fold, same_place = range(first, first + fold), range(here % fold, size, fold)
+            chosen[axis] = tuple(same_fold if derived == "ep" else same_place)
+        return chosen
+
+    # Nodes.
+
     @cached_property
     def nodes(self) -> tuple[int, ...]:
-        """For each rank its node, numbered from 0 in the order of the ranks.
+        """For each rank of the mesh its node, numbered from 0 in the order of the ranks.
 
         The transport knows: MPI, who shares memory; thread ranks, what `run_ranks(nodes=…)` says.
         """
@@ -93,7 +131,7 @@ class Mesh:
         return tuple(numbers[node] for node in found)
 
     def crossings(self, axis: str) -> list[tuple[int, ...]]:
-        """The groups along an axis, as world ranks, whose ranks are on more than one node."""
+        """The groups along an axis whose ranks are on more than one node."""
         groups: dict[tuple[int, ...], list[int]] = {}
         for rank in range(self.world.size):
             place = self.layout.coordinates(rank)

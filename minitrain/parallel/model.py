@@ -1,29 +1,22 @@
-"""This rank's part of a model: what a step asks of it.
-
-This is the one place where the loss is normalised: by the number of valid tokens of the global
-batch, known before the first forward. From there on everything is a sum, over micro-batches and
-over ranks.
-"""
+"""This rank's part of a model: what a step asks of it."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from minitrain.array import Array
-from minitrain.autograd.engine import backward
 from minitrain.autograd.tensor import no_grad
 from minitrain.batch import Batch
 from minitrain.nn.module import Module, Parameter
-from minitrain.nn.windows import Window, window
-from minitrain.parallel.data import GradientSum
-from minitrain.parallel.flat import Flat
-from minitrain.parallel.gradients import first_not_finite, global_norm, sum_over_peers
+from minitrain.parallel.data import parts_of
 from minitrain.parallel.mesh import Mesh
+from minitrain.parallel.norm import Norm
+from minitrain.parallel.reduce import Reducer
+from minitrain.parallel.table import Table
+from minitrain.parallel.worker import Worker
+from minitrain.schedules import one_stage
 
 
 class Loss(NamedTuple):
@@ -43,93 +36,60 @@ class ParallelModel:
 
     Attributes:
         module: the model, transformed.
-        parameters: by global name, what this rank holds; views of `flat`'s arrays.
+        table: every parameter of the model: where it lives and is stepped.
+        parameters: by global name, what this rank holds; views of `lives`'s arrays.
         modules: by path.
-        comm_seconds: time spent waiting for other ranks, so far.
+        lives, stepped: the flat arrays of what this rank computes with, and of what it steps. The
+            same ones, unless optimizer state is sharded.
     """
 
-    def __init__(self, module: Any, mesh: Mesh, flat: Flat, *, micro_batches: int, seed: int,
-                 bucket: int):  # fmt: skip
-        self.module, self.mesh, self.flat = module, mesh, flat
-        self.micro_batches, self.seed, self.bucket = micro_batches, seed, bucket
-        self.parameters: dict[str, Parameter] = flat.parameters
+    def __init__(self, module: Any, mesh: Mesh, table: Table, reducer: Reducer, *,
+                 micro_batches: int, seed: int):  # fmt: skip
+        self.module, self.mesh, self.table, self.micro_batches = module, mesh, table, micro_batches
+        self.lives, self.stepped = reducer.lives, reducer.stepped
+        self.parameters: dict[str, Parameter] = dict(self.lives.parameters)
         self.modules: dict[str, Module] = dict(module.modules())
-        self.comm_seconds = 0.0
+        self.norm = Norm(table, self.stepped, mesh)
+        self.worker = Worker(
+            module, one_stage(micro_batches), mesh.coordinates["pp"], reducer, seed
+        )
+        self._losses = mesh["dp", "shard", "cp", "pp"]
 
     @np.errstate(over="ignore", invalid="ignore")  # what is not finite is found later, by name
     def forward_backward(self, batch: Batch, scale: float = 1.0) -> Loss:
-        """The loss of a global batch; afterwards each parameter's grad is the whole gradient.
+        """The loss of a global batch; afterwards the gradients are there, whole sums.
 
         Args:
             batch: the global batch, or at least the places in it that this rank computes.
             scale: what the loss is multiplied by for the backward, and the gradient divided by
                 after it. Where float16 overflows, the gradient is not finite.
         """
-        parts = [
-            batch.part(m, self.micro_batches, self.mesh.data_index, self.mesh.layout.data_ranks)
-            for m in range(self.micro_batches)
-        ]
-        total = self._count(parts)
-        self.flat.clear()
-        sums = GradientSum(self.flat, self.mesh.data, self.bucket)
-        loss = 0.0
-        for m, part in enumerate(parts):
-            last = m == len(parts) - 1
-            value = self._loss(part, total, training=True)
-            backward(
-                value,
-                scale,
-                sink=self.flat.accumulate,
-                on_final=sums.on_final if last else None,
-                after_node=sums.progress if last else None,
-            )
-            loss += value.item()
-        with self._waiting():
-            sums.finish()
-            sum_over_peers(self.flat, self.mesh)
+        parts = parts_of(batch, self.mesh, self.micro_batches)
+        loss = self.worker.run(parts, scale)
         if scale != 1:
-            self.flat.gradient *= 1 / scale
-        return Loss(self._sum_over_data(loss), total)
+            self.stepped.gradient *= 1 / scale
+        return Loss(self._sum(loss), parts[0].total)
 
     def evaluate(self, batch: Batch) -> Loss:
         """The plain cross-entropy of a batch over all its tokens: without gradients, dropout, or
         what is added to the loss for training."""
-        part = batch.part(0, 1, self.mesh.data_index, self.mesh.layout.data_ranks)
-        total = self._count([part])
+        [part] = parts_of(batch, self.mesh, 1)
         with no_grad():
-            value = self._loss(part, total, training=False).item()
-        return Loss(self._sum_over_data(value), total)
+            value = self.worker.loss(part, training=False).item()
+        return Loss(self._sum(value), part.total)
 
     def gradient_norm(self) -> float:
         """The norm of the whole gradient, each distinct element once."""
-        with self._waiting():
-            return global_norm(self.flat, self.mesh)
+        return self.norm.value()
 
     def first_not_finite(self) -> str | None:
         """Where the gradient began not to be finite, a parameter's name; all ranks agree."""
-        with self._waiting():
-            return first_not_finite(self.flat, self.mesh)
+        return self.norm.first_not_finite()
 
     def gradients(self) -> dict[str, Array]:
-        """What this rank holds of the gradient of each parameter, by name."""
-        return self.flat.views(self.flat.gradient)
+        """What this rank steps of the gradient of each parameter, by name."""
+        return self.stepped.views(self.stepped.gradient)
 
-    def _count(self, parts: list[Batch]) -> int:
-        """The number of valid tokens over all data ranks: what the loss is divided by, once."""
-        return int(self._sum_over_data(sum(part.valid for part in parts)))
-
-    def _loss(self, part: Batch, total: int, training: bool) -> Any:
-        positions = np.arange(part.tokens.shape[1])
-        with window(Window(self.seed, part.step, part.places, positions, training)):
-            logits = self.module(part.tokens, positions)
-            return self.module.loss(logits, part.labels, total=total)
-
-    def _sum_over_data(self, value: float) -> float:
-        with self._waiting():
-            return float(self.mesh.data.all_reduce(np.array([value]), purpose="scalar")[0])
-
-    @contextmanager
-    def _waiting(self) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self.comm_seconds += time.perf_counter() - start
+    def _sum(self, loss: float) -> float:
+        """The losses of all parts of the batch, wherever in the pipeline they are known."""
+        return float(self._losses.all_reduce(np.array([loss]), purpose="scalar")[0])

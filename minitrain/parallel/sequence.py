@@ -65,16 +65,14 @@ class Sequence:
 def cut_sequence(model: Any, group: Group) -> None:
     """Let everything between the regions see its own positions only, once tensors are cut.
 
-    What is whole on every rank then sees some of the positions, so its gradient is a partial sum.
+    What is whole on every rank then sees some of the positions, so its gradient is a partial sum:
+    the table of placements says so.
     """
     for _, module in model.modules():
         if isinstance(module, Dropout) and not _in_core(module, model):
             module.own = lambda positions: own_part(positions, group)
     if hasattr(model.embedding, "position"):
         model.replace("embedding.position", OwnPositions(model.embedding.position, group))
-    for parameter in model.parameters().values():
-        if all(place.mesh_axis != "tp" for place in parameter.placement.places):
-            parameter.placement = parameter.placement.with_partial("tp")
 
 
 def own_part(positions: Array, group: Group) -> Array:

@@ -138,6 +138,14 @@ def _stages(layers: int, layout: Layout, stages: Sequence[int] | None) -> list[i
     return [0, *(stage for stage, size in enumerate(sizes) for _ in range(size)), layout.pp - 1]
 
 
+def own_links(
+    layers: int, layout: Layout, stage: int, stages: Sequence[int] | None = None
+) -> range:
+    """Which links of the chain a pipeline stage keeps."""
+    found = [link for link, of in enumerate(_stages(layers, layout, stages)) if of == stage]
+    return range(found[0], found[-1] + 1) if found else range(0)
+
+
 def _fits(name: str, patterns: Collection[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 

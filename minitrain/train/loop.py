@@ -146,15 +146,13 @@ class _Loop:
 
     def _step(self, index: int) -> int:
         config, start = self.task.config, time.perf_counter()
-        waited = self.stepper.model.comm_seconds
         with self.group.ledger() as ledger:
             batch = self.task.corpus.batch(
                 index, config.data.batch, config.model.context, config.run.seed
             )
             result = self.stepper.step(batch)
         seconds = time.perf_counter() - start
-        waited = self.stepper.model.comm_seconds - waited
-        cost, stop = over_ranks(self.group, seconds, waited, ledger, self.task.stop.signal)
+        cost, stop = over_ranks(self.group, seconds, ledger, self.task.stop.signal)
         self.loss = result.loss
         self._record(index + 1, result, cost)
         return stop

@@ -114,14 +114,20 @@ def peak_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def over_ranks(group: Group, seconds: float, waited: float, ledger: Ledger,
+def over_ranks(group: Group, seconds: float, ledger: Ledger,
                stop: int) -> tuple[dict[str, Any], int]:  # fmt: skip
     """What a step took, over all ranks, and the signal by which any rank was asked to stop, or 0.
 
     Times and memory are the largest of the ranks, bytes their sum.
     """
     sent = ledger.by("purpose")
-    mine = [seconds, waited, peak_bytes(), stop, *(sent.get(purpose, 0) for purpose in PURPOSES)]
+    mine = [
+        seconds,
+        ledger.seconds,
+        peak_bytes(),
+        stop,
+        *(sent.get(purpose, 0) for purpose in PURPOSES),
+    ]
     table = group.all_gather(
         np.array([mine], np.float64), sizes=[1] * group.size, purpose="control"
     )

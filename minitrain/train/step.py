@@ -57,12 +57,19 @@ class Stepper:
     ):
         self.model, self.optimizer, self.schedule, self.clip = model, optimizer, schedule, clip
         self.loss_scale = loss_scale
-        gradient = model.flat.gradient
+        gradient = model.stepped.gradient
         self.slots = {name: namespace(gradient).zeros_like(gradient) for name in optimizer.slots}
         self.updates = 0
 
     def step(self, batch: Batch) -> StepResult:
-        """Train on a global batch.
+        """Train on a global batch; see `compute` for what is refused."""
+        result = self.compute(batch)
+        if result.tokens and not result.skipped:
+            self.apply(result)
+        return result
+
+    def compute(self, batch: Batch) -> StepResult:
+        """The first half of a step: gradients, their norm, and the verdict on them.
 
         Raises:
             TrainingError: a loss or gradient that is not finite, on all ranks alike and before any
@@ -78,9 +85,24 @@ class Stepper:
             return StepResult(loss, tokens, lr, norm, scale, skipped=True)
         if not math.isfinite(loss) or not math.isfinite(norm):
             raise TrainingError(self._diagnosis(batch.step + 1, loss, norm))
-        self.updates += 1
-        self._update(lr, clip_factor(norm, self.clip))
         return StepResult(loss, tokens, lr, norm, scale)
+
+    def apply(self, result: StepResult) -> None:
+        """The second half: clip, and step what this rank steps."""
+        self.updates += 1
+        scale, stepped = clip_factor(result.grad_norm, self.clip), self.model.stepped
+        plain = slice(stepped.decayed.stop, None)
+        for span, decay in ((stepped.decayed, True), (plain, False)):
+            self.optimizer.step(
+                stepped.weights[span],
+                stepped.gradient[span],
+                {name: slot[span] for name, slot in self.slots.items()},
+                lr=result.lr,
+                count=self.updates,
+                decay=decay,
+                scale=scale,
+            )
+        stepped.written()
 
     def _overflows(self, scale: LossScale, step: int) -> bool:
         """Whether this step is to be skipped, on all ranks alike; the loss scale takes note."""
@@ -93,21 +115,6 @@ class Stepper:
             )
         scale.update(culprit is not None)
         return culprit is not None
-
-    def _update(self, lr: float, scale: float) -> None:
-        flat = self.model.flat
-        plain = slice(flat.decayed.stop, None)
-        for span, decay in ((flat.decayed, True), (plain, False)):
-            self.optimizer.step(
-                flat.weights[span],
-                flat.gradient[span],
-                {name: slot[span] for name, slot in self.slots.items()},
-                lr=lr,
-                count=self.updates,
-                decay=decay,
-                scale=scale,
-            )
-        flat.written()
 
     def _diagnosis(self, step: int, loss: float, norm: float) -> str:
         culprit = self.model.first_not_finite()

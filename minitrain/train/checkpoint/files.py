@@ -48,7 +48,8 @@ class Manifest:
         config: every option of the run by key, as `config.values` gives them; empty for weights
             that no run of ours made.
         arrays: by key ("weights/NAME", "first/NAME"): {"shape", "dtype", "pieces"}; a piece is
-            {"file", "slice"} with the slice as [start, stop] for each axis.
+            {"file", "slice"} with the slice as [start, stop] for each axis, and, if it is but a
+            part of these elements, flattened, "flat": [start, stop].
         loss_scale: state of mixed precision; None without.
     """
 
@@ -197,9 +198,11 @@ def _assemble(
             x = tensors.get_tensor(key)
         index: Any = (..., *(slice(start, stop) for start, stop in piece["slice"]))
         at = whole[index]
-        if (at.shape, at.dtype) != (x.shape, x.dtype):  # neither broadcast nor rounded in silence
+        start, stop = piece.get("flat", (0, at.size))
+        size = (stop - start,) if "flat" in piece else at.shape
+        if (size, at.dtype) != (x.shape, x.dtype):  # neither broadcast nor rounded in silence
             raise ValueError(f"{key} is {x.dtype} {x.shape} in {piece['file']}, not as it says")
-        at[...] = x
+        at.flat[start:stop] = x.reshape(-1)
         covered += x.size
     if covered != whole.size:
         raise ValueError(f"the pieces of {key} hold {covered} of its {whole.size} elements")

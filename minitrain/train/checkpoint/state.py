@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from minitrain.array import Array, from_host, namespace
 from minitrain.nn.config import to_values as config_values
-from minitrain.parallel.gradients import MODEL_AXES
 from minitrain.parallel.placement import Placement
 from minitrain.train.checkpoint import files
 from minitrain.train.checkpoint.files import Draft, Manifest, file_of
@@ -56,67 +56,77 @@ def resume(stepper: Stepper, path: Path) -> int:
         CheckpointError: a checkpoint that is not whole, or is of another model.
     """
     manifest, model = files.read_manifest(path), stepper.model
-    views = _views(stepper)
-    files.match({key: held.shape for key, held in views.items()}, manifest, path)
-    for key, (_, placement, view) in views.items():  # one whole array at a time
-        whole = files.read(path, manifest, key).astype(view.dtype, copy=False)
-        piece = placement.cut(whole, model.mesh.coordinates)
-        view[...] = from_host(piece, namespace(view))
+    holdings = _holdings(stepper)
+    files.match({key: holding.shape for key, holding in holdings.items()}, manifest, path)
+    for key, holding in holdings.items():  # one whole array at a time
+        if holding.part is not None:
+            whole = files.read(path, manifest, key).astype(holding.dtype, copy=False)
+            piece = holding.placement.cut(whole, model.mesh.coordinates)
+            holding.part[...] = from_host(piece, namespace(holding.part))
     stepper.updates = manifest.updates
     if stepper.loss_scale is not None and manifest.loss_scale is not None:
         stepper.loss_scale.restore(manifest.loss_scale)
     return manifest.step
 
 
-class _Held(NamedTuple):
-    """An array of a checkpoint: its whole shape, where its pieces are, this rank's part."""
+class _Holding(NamedTuple):
+    """An array of a checkpoint: its whole shape, where its pieces are, its dtype, and this rank's
+    part; None if it has none."""
 
     shape: tuple[int, ...]
     placement: Placement
-    part: Array
+    dtype: Any
+    part: Array | None
 
 
-def _views(stepper: Stepper) -> dict[str, _Held]:
-    """All that a checkpoint holds, by key. Weights are where they live, the rest is where they
-    are stepped."""
-    flat, views = stepper.model.flat, {}
-    for name, part in flat.views(flat.weights).items():
-        parameter = flat.parameters[name]
-        views[f"weights/{name}"] = _Held(parameter.declared, parameter.placement, part)
+def _holdings(stepper: Stepper) -> dict[str, _Holding]:
+    """All that a checkpoint holds, by key, the same keys on every rank. Weights are where they
+    live, the rest is where they are stepped."""
+    model, found = stepper.model, {}
+    parts = model.lives.views(model.lives.weights)
+    for name, entry in model.table.items():
+        dtype = model.lives.weights.dtype
+        found[f"weights/{name}"] = _Holding(entry.shape, entry.placement, dtype, parts.get(name))
     for kind, slot in stepper.slots.items():
-        for name, part in flat.views(slot).items():
-            parameter = flat.parameters[name]
-            views[f"{kind}/{name}"] = _Held(parameter.declared, parameter.state, part)
-    return views
+        parts = model.stepped.views(slot)
+        for name, entry in model.table.items():
+            if entry.state is not None:
+                found[f"{kind}/{name}"] = _Holding(
+                    entry.shape, entry.state, slot.dtype, parts.get(name)
+                )
+    return found
 
 
 def _pieces(stepper: Stepper) -> dict[str, Array]:
     """By key what this rank writes: pieces that no rank before it holds too."""
     mesh = stepper.model.mesh
-    if any(at for axis, at in mesh.coordinates.items() if axis not in MODEL_AXES):
-        return {}  # a copy of what the first of the data ranks holds
-    sizes = {axis: getattr(mesh.layout, axis) for axis in MODEL_AXES}
     return {
-        key: held.part
-        for key, held in _views(stepper).items()
-        if held.placement.is_first(mesh.coordinates, sizes)
+        key: holding.part
+        for key, holding in _holdings(stepper).items()
+        if holding.part is not None and holding.placement.is_first(mesh.coordinates, mesh.sizes)
     }
 
 
 def _entries(stepper: Stepper) -> dict[str, Any]:
     """What the manifest says of the arrays of all ranks: it follows from the placements."""
-    layout = stepper.model.mesh.layout
-    sizes = {axis: getattr(layout, axis) for axis in MODEL_AXES}
-    ranks = {tuple(sorted(layout.coordinates(r).items())): r for r in range(layout.size)}
-    first = dict.fromkeys(stepper.model.mesh.coordinates, 0)
-    entries = {}
-    for key, (shape, placement, part) in _views(stepper).items():
-        pieces = [
-            {
-                "file": file_of(ranks[tuple(sorted((first | at).items()))]),
-                "slice": placement.slices(shape, at),
-            }
-            for at in placement.pieces(sizes)
-        ]
-        entries[key] = {"shape": list(shape), "dtype": part.dtype.name, "pieces": pieces}
-    return entries
+    mesh = stepper.model.mesh
+    return {
+        key: {
+            "shape": list(holding.shape),
+            "dtype": holding.dtype.name,
+            "pieces": [
+                _described(holding, at, mesh.layout.rank(at))
+                for at in holding.placement.holders(mesh.sizes)
+            ],
+        }
+        for key, holding in _holdings(stepper).items()
+    }
+
+
+def _described(holding: _Holding, at: Mapping[str, int], rank: int) -> dict[str, Any]:
+    """The piece of the rank at some coordinates: its file, and which part of the whole it is."""
+    piece = holding.placement.piece(holding.shape, at)
+    assert piece is not None
+    spans = [[span.start, span.stop] for span in piece.spans]
+    flat = {} if piece.flat is None else {"flat": [piece.flat.start, piece.flat.stop]}
+    return {"file": file_of(rank), "slice": spans, **flat}

@@ -1,0 +1,145 @@
+"""Known faults, each a bug that real projects shipped, planted to see that they are found.
+
+A fault is one small change to the parallel code, made for as long as it is planted, at a *seam*: a
+function or method that is declared here for it. What a fault does is written beside its story in
+this package, as a function that takes what stands at the seam and gives what stands in its place;
+its name is the fault's. Nothing is looked up before a fault is planted.
+
+The suite must catch every one; `minitrain verify --fault NAME` shows how.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+from minitrain.errors import UserError
+from minitrain.layout import did_you_mean
+
+SEAMS = {
+    # The batch and the loss.
+    "count": "minitrain.parallel.data:count",
+    "window": "minitrain.parallel.data:Part.window",
+    "loss": "minitrain.parallel.worker:Worker.loss",
+    "data_index": "minitrain.parallel.mesh:Mesh.data_index",
+    # Gradients and their norm.
+    "accumulate": "minitrain.parallel.flat:Flat.accumulate",
+    "plan": "minitrain.parallel.compose:plan_of",
+    "start": "minitrain.parallel.reduce:Bucket.start",
+    "sums": "minitrain.parallel.reduce:Bucket.finish",
+    "finish": "minitrain.parallel.reduce:Reducer.finish",
+    "norm": "minitrain.parallel.norm:Norm.value",
+    "counts": "minitrain.parallel.norm:Norm.counts",
+    # Weights and steps.
+    "fill": "minitrain.parallel.flat:Flat.fill",
+    "model": "minitrain.parallel.model:ParallelModel.__init__",
+    "apply": "minitrain.train.step:Stepper.apply",
+    "step": "minitrain.train.step:Stepper.step",
+    # Tensor and sequence parallelism.
+    "f": "minitrain.parallel.regions:Copy.vjp",
+    "g": "minitrain.parallel.regions:reduce",
+    "sp_f": "minitrain.parallel.regions:AllGather.vjp",
+    "row": "minitrain.parallel.tensor:RowLinear.forward",
+    "own_heads": "minitrain.parallel.tensor:own_heads",
+    "table": "minitrain.parallel.vocabulary:VocabularyTable.__init__",
+    "vocabulary_losses": "minitrain.parallel.vocabulary:VocabularyLosses.forward",
+    "vocabulary_vjp": "minitrain.parallel.vocabulary:VocabularyLosses.vjp",
+    "vocabulary_loss": "minitrain.parallel.vocabulary:VocabularyCrossEntropy.forward",
+    "cut_sequence": "minitrain.parallel.compose:cut_sequence",
+    "positions": "minitrain.parallel.sequence:OwnPositions.forward",
+}
+"""Where faults can be planted: seam -> module:attribute."""
+
+
+class Fault(NamedTuple):
+    """Where a fault is planted, and which module of this package has it."""
+
+    seam: str
+    module: str
+
+
+FAULTS: dict[str, Fault] = {
+    **{
+        name: Fault(seam, "data")
+        for name, seam in {
+            "mean-of-local-means": "count",
+            "loss-not-divided": "count",
+            "mean-of-micro-batches": "loss",
+            "rank-not-reduced": "start",
+            "parameter-skipped": "finish",
+            "result-lost": "finish",
+            "last-bucket-late": "finish",
+            "weights-reduced": "finish",
+            "averaged-again": "finish",
+            "micro-batch-overwritten": "accumulate",
+            "accumulation-rescaled": "accumulate",
+            "norm-of-copies": "norm",
+            "unequal-replicas": "model",
+            "schedule-per-rank": "apply",
+            "same-samples": "data_index",
+            "empty-batch-steps": "step",
+            "local-dropout": "window",
+        }.items()
+    },
+    **{
+        name: Fault(seam, "tensor")
+        for name, seam in {
+            "f-not-reduced": "f",
+            "g-doubled": "g",
+            "sp-gradient-sliced": "sp_f",
+            "bias-on-every-rank": "row",
+            "bias-divided": "row",
+            "sp-norms-not-summed": "plan",
+            "partials-averaged": "sums",
+            "kv-not-summed": "plan",
+            "local-smoothing": "vocabulary_losses",
+            "logits-gathered": "vocabulary_loss",
+            "label-rank-only": "vocabulary_vjp",
+            "last-id-masked": "table",
+            "tp-norm-of-copies": "counts",
+            "tp-norm-of-one-rank": "counts",
+            "sp-local-dropout": "cut_sequence",
+            "sp-positions-restart": "positions",
+            "tp-local-heads": "own_heads",
+            "shards-alike": "fill",
+        }.items()
+    },
+}
+
+
+def check_name(name: str | None) -> None:
+    """Refuse a name that is no fault's; None is none.
+
+    Raises:
+        UserError: with the names there are.
+    """
+    if name is not None and name not in FAULTS:
+        hint = did_you_mean(name, FAULTS) or f"; there are {', '.join(FAULTS)}"
+        raise UserError(f"unknown fault {name!r}{hint}")
+
+
+def at(seam: str) -> tuple[Any, str, Any]:
+    """What a seam is: its owner, the attribute's name, and what stands there."""
+    module, path = SEAMS[seam].split(":")
+    *owners, attribute = path.split(".")
+    owner = importlib.import_module(module)
+    for name in owners:
+        owner = getattr(owner, name)
+    return owner, attribute, getattr(owner, attribute)
+
+
+@contextmanager
+def planted(name: str | None) -> Iterator[None]:
+    """Inside, the parallel code has the fault of this name; none for None."""
+    check_name(name)
+    with ExitStack() as stack:
+        if name is not None:
+            fault = FAULTS[name]
+            owner, attribute, original = at(fault.seam)
+            module = importlib.import_module(f"{__name__}.{fault.module}")
+            replacement = getattr(module, name.replace("-", "_"))(original)
+            stack.enter_context(patch.object(owner, attribute, replacement))
+        yield
