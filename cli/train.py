@@ -78,7 +78,7 @@ def _largest_product(run: Run) -> float:
 def _prepare(given: Given, ranks: Ranks, run_dir: str | None, resume: bool) -> Run:
     """Everything that can be refused, before anything is written or sent."""
     from minitrain.array import keep_memory
-    from minitrain.parallel.compose import check_supported
+    from minitrain.parallel.table import check_supported
     from minitrain.train.checkpoint.weights import load_tokenizer
     from minitrain.train.config.resolve import notes as config_notes
     from minitrain.train.data.text import Corpus

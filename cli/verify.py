@@ -88,7 +88,7 @@ def _task(
     """What is trained, once it is known that every layout can."""
     from minitrain.oracle.faults import check_name
     from minitrain.oracle.task import FAMILIES, Task
-    from minitrain.parallel.compose import check_layout
+    from minitrain.parallel.table import check_layout
 
     check_name(fault)
     task = Task(model=FAMILIES[family], steps=steps, micro_batches=micro_batches, seed=seed)

@@ -63,6 +63,21 @@ class Batch:
             if getattr(self, name).dtype != np.int64:
                 raise BatchError(f"{name} are {getattr(self, name).dtype}; convert them to int64")
 
+    @classmethod
+    def of(cls, tokens: Any, labels: Any, *, step: int = 0) -> Batch:
+        """The whole batch of a step: tokens and labels (B, T), any integers, IGNORE for none.
+
+        Raises:
+            BatchError: arrays of other shapes, or that are not of integers.
+        """
+        arrays = [np.asarray(x) for x in (tokens, labels)]
+        for name, x in zip(("tokens", "labels"), arrays, strict=True):
+            if x.dtype.kind not in "iu":
+                raise BatchError(f"{name} are {x.dtype}; give integers, the ids of tokens")
+        ids, wanted = (x.astype(np.int64) for x in arrays)
+        size = len(ids) if ids.ndim else 0
+        return cls(ids, wanted, np.arange(size, dtype=np.int64), step, size)
+
     @property
     def valid(self) -> int:
         """The number of labels that count in the loss."""

@@ -11,7 +11,7 @@ import numpy as np
 from minitrain.layout import AXES, Layout
 from minitrain.oracle.compare import BOUND, Row
 from minitrain.parallel.placement import Placement, Shape
-from minitrain.parallel.table import Table
+from minitrain.parallel.table import Placements
 
 
 def pieces_with(shape: Shape, placement: Placement, layout: Layout) -> Any:
@@ -23,7 +23,7 @@ def pieces_with(shape: Shape, placement: Placement, layout: Layout) -> Any:
     return counted
 
 
-def uncovered(what: str, table: Table, layout: Layout) -> Iterator[Row]:
+def uncovered(what: str, table: Placements, layout: Layout) -> Iterator[Row]:
     """A row for each parameter with elements that no rank holds, or that two pieces hold."""
     for name, entry in table.items():
         for kind, placement in (("weight", entry.placement), ("gradient", entry.stepped)):

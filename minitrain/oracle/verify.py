@@ -28,7 +28,7 @@ from minitrain.oracle.faults import planted
 from minitrain.oracle.reference import Trace
 from minitrain.oracle.task import NANO, Task
 from minitrain.parallel import Mesh, ParallelModel, parallelize
-from minitrain.parallel.compose import check_layout
+from minitrain.parallel.table import check_layout
 from minitrain.train.step import Stepper
 
 

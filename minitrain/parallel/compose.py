@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from minitrain.array import accumulator, from_host
-from minitrain.layout import Layout, LayoutError
-from minitrain.nn.config import Config, GPTConfig, LlamaConfig
+from minitrain.nn.config import GPTConfig, LlamaConfig
 from minitrain.nn.families import declare
 from minitrain.nn.module import Parameter
 from minitrain.parallel import regions
@@ -26,7 +25,7 @@ from minitrain.parallel.placement import Placement
 from minitrain.parallel.recompute import Recomputed
 from minitrain.parallel.reduce import BUCKET, Reducer, kinds_of, plan_of
 from minitrain.parallel.sequence import Sequence, cut_sequence
-from minitrain.parallel.table import Table, own_links, placements, table_of
+from minitrain.parallel.table import Placements, check_layout, own_links, placements, table_of
 from minitrain.parallel.tensor import cut_tensors
 
 
@@ -85,8 +84,8 @@ def parallelize(
     return ParallelModel(model, mesh, table, reducer, micro_batches=micro_batches, seed=seed)
 
 
-def _flattened(parameters: dict[str, Parameter], table: Table, mesh: Mesh, bucket: int, dtype: Any,
-               xp: Any) -> Reducer:  # fmt: skip
+def _flattened(parameters: dict[str, Parameter], table: Placements, mesh: Mesh, bucket: int,
+               dtype: Any, xp: Any) -> Reducer:  # fmt: skip
     """The flat arrays of this rank's pieces, and what reduces their gradients."""
     plans = {name: plan_of(table[name], mesh) for name in parameters}
     kinds = kinds_of(plans)
@@ -112,7 +111,7 @@ def _fill(flat: Flat, parameter: Parameter, mesh: Mesh, seed: int, xp: Any) -> N
     flat.fill(parameter.name, from_host(parameter.placement.cut(whole, mesh.coordinates), xp))
 
 
-def _cut(model: Any, table: Table, mesh: Mesh) -> None:
+def _cut(model: Any, table: Placements, mesh: Mesh) -> None:
     """Transform the model, strategy by strategy; each sees what the ones before it left."""
     group = mesh["tp"]
     if mesh.layout.sp:
@@ -136,39 +135,3 @@ def _bind(model: Any, derive: Derive) -> None:
     for path in ("embedding", *blocks, "norm", "head"):
         if path in modules:
             model.replace(path, Bound(modules[path], derive))
-
-
-def check_layout(
-    layout: Layout, config: Config, *, batch: int | None = None, micro_batches: int = 1
-) -> None:
-    """Refuse a layout that cannot run a model of a configuration's sizes; nothing is sent for it.
-
-    Args:
-        batch, micro_batches: sequences of the global batch, and what it is cut into.
-
-    Raises:
-        LayoutError: naming both numbers, or the axes that this version cannot run yet.
-    """
-    check_supported(layout)
-    layout.check(
-        batch=batch,
-        micro_batches=micro_batches,
-        heads=config.heads,
-        layers=config.layers,
-        vocab=config.vocab,
-        context=config.context,
-    )
-
-
-def check_supported(layout: Layout) -> None:
-    """Refuse a layout that needs a strategy which is not there yet.
-
-    Raises:
-        LayoutError: naming the axes.
-    """
-    others = [axis for axis in ("pp", "shard", "cp", "ep") if getattr(layout, axis) > 1]
-    if others:
-        raise LayoutError(
-            f"layout {layout} uses {', '.join(others)}, which this version cannot run yet; data "
-            f"and tensor parallelism it can, such as dp{layout.size} or tp{layout.size}"
-        )

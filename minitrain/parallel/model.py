@@ -14,7 +14,7 @@ from minitrain.parallel.data import parts_of
 from minitrain.parallel.mesh import Mesh
 from minitrain.parallel.norm import Norm
 from minitrain.parallel.reduce import Reducer
-from minitrain.parallel.table import Table
+from minitrain.parallel.table import Placements
 from minitrain.parallel.worker import Worker
 from minitrain.schedules import one_stage
 
@@ -43,7 +43,7 @@ class ParallelModel:
             same ones, unless optimizer state is sharded.
     """
 
-    def __init__(self, module: Any, mesh: Mesh, table: Table, reducer: Reducer, *,
+    def __init__(self, module: Any, mesh: Mesh, table: Placements, reducer: Reducer, *,
                  micro_batches: int, seed: int):  # fmt: skip
         self.module, self.mesh, self.table, self.micro_batches = module, mesh, table, micro_batches
         self.lives, self.stepped = reducer.lives, reducer.stepped

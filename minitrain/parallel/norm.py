@@ -9,7 +9,7 @@ import numpy as np
 from minitrain.optim.clip import square_sum
 from minitrain.parallel.flat import Flat
 from minitrain.parallel.mesh import Mesh
-from minitrain.parallel.table import Entry, Table
+from minitrain.parallel.table import Entry, Placements
 
 
 class Norm:
@@ -24,7 +24,7 @@ class Norm:
             along the axes that have the same piece.
     """
 
-    def __init__(self, table: Table, stepped: Flat, mesh: Mesh):
+    def __init__(self, table: Placements, stepped: Flat, mesh: Mesh):
         self.stepped, self.mesh, self.names = stepped, mesh, list(table)
         cut = {
             place.mesh_axis

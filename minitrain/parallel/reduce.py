@@ -26,7 +26,7 @@ from minitrain.comm.operation import Operation
 from minitrain.nn.module import Parameter
 from minitrain.parallel.flat import Flat
 from minitrain.parallel.mesh import Mesh
-from minitrain.parallel.table import DATA_AXES, Entry, Table
+from minitrain.parallel.table import DATA_AXES, Entry, Placements
 
 BUCKET = 4 << 20
 """Bytes: enough that the links are busy, few enough that the last one is short."""
@@ -125,7 +125,7 @@ class Reducer:
             the last pass of each. One where it is not said.
     """
 
-    def __init__(self, table: Table, plans: Mapping[str, Plan | None], mesh: Mesh, lives: Flat,
+    def __init__(self, table: Placements, plans: Mapping[str, Plan | None], mesh: Mesh, lives: Flat,
                  stepped: Flat, *, nbytes: int = BUCKET,
                  uses: Mapping[str, int] | None = None):  # fmt: skip
         self.table, self.mesh, self.lives, self.stepped = table, mesh, lives, stepped

@@ -16,6 +16,7 @@ from minitrain.layout import Layout, LayoutError
 from minitrain.nn.config import Config, ModuleShape
 from minitrain.parallel.cuts import tensor_places
 from minitrain.parallel.placement import FLAT, Place, Placement, Shape, cut
+from minitrain.schedules.route import Route
 
 DATA_AXES = ("dp", "shard", "cp")
 """Along these ranks have other tokens, so every gradient starts as a partial sum."""
@@ -41,7 +42,7 @@ class Entry(NamedTuple):
         return self.placement if self.state is None else self.state
 
 
-Table = dict[str, Entry]
+Placements = dict[str, Entry]
 
 
 def placements(
@@ -50,12 +51,12 @@ def placements(
     *,
     stages: Sequence[int] | None = None,
     frozen: Collection[str] = (),
-) -> Table:
+) -> Placements:
     """Every parameter of a configuration's model by global name, in the model's order.
 
     Args:
-        stages: blocks of each pipeline stage, the embedding before the first and the head after
-            the last; spread evenly where None.
+        stages: blocks of each (virtual) stage of the pipeline, the embedding before the first and
+            the head after the last; spread evenly where None.
         frozen: names or patterns such as "embedding.*" of parameters that are never stepped.
 
     Raises:
@@ -71,9 +72,9 @@ def table_of(
     *,
     stages: Sequence[int] | None = None,
     frozen: Collection[str] = (),
-) -> Table:
+) -> Placements:
     """The same for a model that is known by its modules: one's own may be among them."""
-    stage_of = _stages(layers, layout, stages)
+    ranks = _ranks(layers, layout, stages)
     shapes: dict[str, Shape] = {}
     places: dict[str, Place] = {}
     on: dict[str, set[int]] = {}
@@ -82,7 +83,7 @@ def table_of(
         for part, shape in module.shapes.items():
             name = module.name(part)
             shapes[name] = shape
-            on.setdefault(name, set()).add(stage_of[module.link])
+            on.setdefault(name, set()).add(ranks[module.link])
             if part in cuts:
                 places[name] = cuts[part]  # a shared one is cut once
     _check_patterns(frozen, shapes)
@@ -92,14 +93,14 @@ def table_of(
     }
 
 
-def _entry(name: str, shape: Shape, stages: set[int], tensor: Place | None, layout: Layout,
+def _entry(name: str, shape: Shape, ranks: set[int], tensor: Place | None, layout: Layout,
            frozen: Collection[str]) -> Entry:  # fmt: skip
     """Where one parameter lives and is stepped; places in the order pp, tp, shard."""
     placement = Placement(partial=frozenset(DATA_AXES))
     if layout.pp > 1:
-        holds = tuple(0 if stage in stages else None for stage in range(layout.pp))
+        holds = tuple(0 if rank in ranks else None for rank in range(layout.pp))
         placement = placement.with_place(Place("pp", None, holds))
-        if len(stages) > 1:  # a tied table: each stage uses it
+        if len(ranks) > 1:  # a tied table: both ends of the chain use it
             placement = placement.with_partial("pp")
     if tensor is not None:
         placement = placement.with_place(tensor)
@@ -115,35 +116,35 @@ def _entry(name: str, shape: Shape, stages: set[int], tensor: Place | None, layo
     return Entry(shape, placement, None if _fits(name, frozen) else state)
 
 
-def stage_sizes(layers: int, layout: Layout, stages: Sequence[int] | None = None) -> list[int]:
-    """Blocks of each pipeline stage.
-
-    Raises:
-        LayoutError: stages of another number than pp, or that don't make up the layers.
-    """
-    if stages is None:
-        return cut_sizes(layers, layout.pp)
-    if len(stages) != layout.pp or sum(stages) != layers or min(stages) < 0:
-        raise LayoutError(
-            f"stages {','.join(map(str, stages))} have {sum(stages)} blocks on {len(stages)} "
-            f"stages, but the model has {layers} blocks and the layout pp{layout.pp}; give "
-            f"{layout.pp} numbers that add up to {layers}"
-        )
-    return list(stages)
-
-
-def _stages(layers: int, layout: Layout, stages: Sequence[int] | None) -> list[int]:
-    """The stage of each link of the chain: the embedding, the blocks, the head."""
-    sizes = stage_sizes(layers, layout, stages)
-    return [0, *(stage for stage, size in enumerate(sizes) for _ in range(size)), layout.pp - 1]
+def route_of(layout: Layout) -> Route:
+    """Which rank of the pipeline each virtual stage lies on."""
+    if layout.chunks == 1:
+        return Route.straight(layout.pp)
+    if layout.schedule == "interleaved":
+        return Route.interleaved(layout.pp, layout.chunks)
+    return Route.v(layout.pp)
 
 
 def own_links(
-    layers: int, layout: Layout, stage: int, stages: Sequence[int] | None = None
-) -> range:
-    """Which links of the chain a pipeline stage keeps."""
-    found = [link for link, of in enumerate(_stages(layers, layout, stages)) if of == stage]
-    return range(found[0], found[-1] + 1) if found else range(0)
+    layers: int, layout: Layout, rank: int, stages: Sequence[int] | None = None
+) -> list[int]:
+    """Which links of the chain a rank of the pipeline keeps."""
+    return [link for link, on in enumerate(_ranks(layers, layout, stages)) if on == rank]
+
+
+def _ranks(layers: int, layout: Layout, stages: Sequence[int] | None) -> list[int]:
+    """The pipeline rank of each link of the chain: the embedding, the blocks, the head."""
+    route = route_of(layout)
+    count = route.virtual_stages
+    sizes = cut_sizes(layers, count) if stages is None else list(stages)
+    if len(sizes) != count or sum(sizes) != layers or min(sizes) < 0:
+        raise LayoutError(
+            f"stages {','.join(map(str, sizes))} have {sum(sizes)} blocks on {len(sizes)} stages, "
+            f"but the model has {layers} blocks and the layout {count} stages; give {count} "
+            f"numbers that add up to {layers}"
+        )
+    blocks = [rank for rank, size in zip(route.ranks, sizes, strict=True) for _ in range(size)]
+    return [route.ranks[0], *blocks, route.ranks[-1]]
 
 
 def _fits(name: str, patterns: Collection[str]) -> bool:
@@ -155,3 +156,39 @@ def _check_patterns(patterns: Collection[str], names: Collection[str]) -> None:
         if not any(fnmatchcase(name, pattern) for name in names):
             some = ", ".join(list(names)[:3])
             raise LayoutError(f"no parameter is called {pattern!r}; there are {some}, …")
+
+
+def check_layout(
+    layout: Layout, config: Config, *, batch: int | None = None, micro_batches: int = 1
+) -> None:
+    """Refuse a layout that cannot run a model of a configuration's sizes; nothing is sent for it.
+
+    Args:
+        batch, micro_batches: sequences of the global batch, and what it is cut into.
+
+    Raises:
+        LayoutError: naming both numbers, or the axes that this version cannot run yet.
+    """
+    check_supported(layout)
+    layout.check(
+        batch=batch,
+        micro_batches=micro_batches,
+        heads=config.heads,
+        layers=config.layers,
+        vocab=config.vocab,
+        context=config.context,
+    )
+
+
+def check_supported(layout: Layout) -> None:
+    """Refuse a layout that needs a strategy which is not there yet.
+
+    Raises:
+        LayoutError: naming the axes.
+    """
+    others = [axis for axis in ("pp", "shard", "cp", "ep") if getattr(layout, axis) > 1]
+    if others:
+        raise LayoutError(
+            f"layout {layout} uses {', '.join(others)}, which this version cannot run yet; data "
+            f"and tensor parallelism it can, such as dp{layout.size} or tp{layout.size}"
+        )

@@ -31,7 +31,7 @@ from minitrain.comm.group import Group
 from minitrain.nn import AttentionCore, Linear, Module
 from minitrain.parallel.cuts import CUTS, Cut, kind_of
 from minitrain.parallel.regions import Region
-from minitrain.parallel.table import Table
+from minitrain.parallel.table import Placements
 from minitrain.parallel.vocabulary import VocabularyCrossEntropy, VocabularyTable
 
 
@@ -62,7 +62,7 @@ class RowLinear(Module):
         return y if linear.bias is None else y + linear.bias
 
 
-def cut_tensors(model: Any, table: Table, group: Group, enter: Region, leave: Region) -> None:
+def cut_tensors(model: Any, table: Placements, group: Group, enter: Region, leave: Region) -> None:
     """Let the modules of a declared model compute with the pieces that the table gives them.
 
     Args:
@@ -85,7 +85,7 @@ def cut_tensors(model: Any, table: Table, group: Group, enter: Region, leave: Re
             model.replace(path, Consumer(module, enter))
 
 
-def _cut_vocabulary(model: Any, path: str, cut: Cut, table: Table, group: Group,
+def _cut_vocabulary(model: Any, path: str, cut: Cut, table: Placements, group: Group,
                     leave: Region) -> None:  # fmt: skip
     """A table looks up its own rows; behind a head, the loss sees its own columns."""
     module = dict(model.modules())[path]
@@ -97,7 +97,7 @@ def _cut_vocabulary(model: Any, path: str, cut: Cut, table: Table, group: Group,
         model.loss = VocabularyCrossEntropy(model.loss, vocab, own, group)
 
 
-def own_heads(module: Module, cut: Cut, table: Table, group: Group) -> None:
+def own_heads(module: Module, cut: Cut, table: Placements, group: Group) -> None:
     """Tell the cores which of the model's heads they see, so that dropout draws their masks."""
     weight = getattr(module, cut.part).weight
     own = _own(weight.name, table, weight.declared[cut.axis], group)
@@ -106,7 +106,7 @@ def own_heads(module: Module, cut: Cut, table: Table, group: Group) -> None:
             core.first_head = own.start
 
 
-def _own(name: str, table: Table, length: int, group: Group) -> slice:
+def _own(name: str, table: Placements, length: int, group: Group) -> slice:
     """What this rank has of a parameter along the axis that is cut over tp."""
     [place] = [place for place in table[name].placement.places if place.mesh_axis == "tp"]
     own = place.span(group.rank, length)

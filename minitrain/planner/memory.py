@@ -14,50 +14,18 @@ backward, at (t-1)/t·s·b·h elements more to send for each of them, where we k
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from minitrain.cut import cut_size
 from minitrain.layout import Layout, LayoutError
+from minitrain.nn.config import TABLE, Config, GPTConfig
+from minitrain.parallel.placement import Placement, Shape
+from minitrain.parallel.table import Placements, placements
 
 BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 INDEX = 8  # of an id or a position
 SLOTS = {"adamw": 2, "sgd": 1}  # arrays that an optimizer keeps for each parameter
-
-
-@dataclass(frozen=True)
-class Model:
-    """The sizes that memory depends on; the names are those of nn's configurations.
-
-    Attributes:
-        family: "gpt" or "llama".
-        dropout: whether any dropout rate is above 0.
-    """
-
-    family: str
-    vocab: int
-    context: int
-    layers: int
-    heads: int
-    kv_heads: int
-    width: int
-    hidden: int
-    tied: bool
-    dropout: bool
-
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Model:
-        """From a model's configuration as plain data (nn.families.to_values)."""
-        width, gpt = values["width"], values["family"] == "gpt"
-        return cls(
-            kv_heads=values.get("kv_heads") or values["heads"],
-            hidden=values["hidden"] or (4 * width if gpt else 8 * math.ceil(width / 3)),
-            dropout=bool(values.get("dropout")),
-            **{name: values[name] for name in (
-                "family", "vocab", "context", "layers", "heads", "width", "tied")},
-        )  # fmt: skip
 
 
 class Held(NamedTuple):
@@ -75,7 +43,7 @@ class Held(NamedTuple):
 
 
 def held(
-    model: Model,
+    config: Config,
     layout: Layout,
     *,
     batch: int,
@@ -85,11 +53,11 @@ def held(
     recompute: str = "none",
     optimizer: str = "adamw",
 ) -> Held:
-    """What a tensor-parallel rank holds when the forward of a micro-batch ends.
+    """What a rank holds when the forward of a micro-batch ends.
 
     Args:
         batch, length: sequences of the micro-batch on this data rank, and tokens of each.
-        rank: the coordinate along tp; where sizes do not divide, the first ranks hold more.
+        rank: in the layout; where sizes do not divide, the first ranks along tp hold more.
         dtype: of weights and activations; with halves the weights are float32.
         recompute: "none", "selective" (the same, see parallelize) or "full".
         optimizer: "adamw" or "sgd", with momentum.
@@ -100,84 +68,62 @@ def held(
     others = [axis for axis in ("pp", "shard", "cp", "ep") if getattr(layout, axis) > 1]
     if others:
         raise LayoutError(f"the memory formula covers dp and tp, not {', '.join(others)}")
-    part = _Part(model, layout, rank)
+    table, at = placements(config, layout), layout.coordinates(rank)
     wide = max(4, BYTES[dtype])
-    own = part.parameters() * wide
-    waiting = _Waiting(part, batch, length, BYTES[dtype], wide, layout.sp, rank)
-    return Held(own, own, SLOTS[optimizer] * own, waiting.bytes(recompute))
+    lives = sum(_size(entry.shape, entry.placement, at) for entry in table.values()) * wide
+    steps = sum(_size(entry.shape, entry.stepped, at) for entry in table.values()) * wide
+    waiting = _Waiting(config, layout, table, at, batch, length, BYTES[dtype], wide)
+    return Held(lives, lives, SLOTS[optimizer] * steps, waiting.bytes(recompute))
 
 
-class _Part:
-    """How much of a model a tensor-parallel rank has."""
-
-    def __init__(self, model: Model, layout: Layout, rank: int):
-        self.model, self.tp = model, layout.tp
-        self.features = model.width // model.heads
-        self.hidden, self.vocab = (cut_size(n, rank, self.tp) for n in (model.hidden, model.vocab))
-        self.heads, self.kv_heads = self._heads(rank)
-
-    def _heads(self, rank: int) -> tuple[int, int]:
-        """Query and key/value heads; key/value heads fewer than ranks have several holders each."""
-        kv, group = self.model.kv_heads, self.model.heads // self.model.kv_heads
-        if kv >= self.tp:
-            own = cut_size(kv, rank, self.tp)
-            return own * group, own
-        for head in range(kv):
-            sharers = cut_size(self.tp, head, kv)
-            if rank < sharers:
-                return cut_size(group, rank, sharers), 1
-            rank -= sharers
-        raise ValueError(f"there is no rank {rank} beyond the {self.tp} of tp")
-
-    def parameters(self) -> int:
-        """Elements of all parameters that the rank has a part of."""
-        model = self.model
-        table = self.vocab * model.width
-        outside = table if model.tied else 2 * table
-        gains = 2 * model.width if model.family == "gpt" else model.width  # of a norm; its shifts
-        if model.family == "gpt":
-            outside += model.context * model.width
-        return outside + gains + model.layers * (2 * gains + self._attention() + self._mlp())
-
-    def _attention(self) -> int:
-        c, d = self.model.width, self.features
-        weights = (2 * self.heads + 2 * self.kv_heads) * d * c
-        biases = 3 * self.heads * d + c
-        return weights + (biases if self.model.family == "gpt" else 0)
-
-    def _mlp(self) -> int:
-        c, f = self.model.width, self.hidden
-        return 2 * c * f + f + c if self.model.family == "gpt" else 3 * c * f
+def _size(shape: Shape, placement: Placement, at: Mapping[str, int]) -> int:
+    """How many elements of a parameter a rank has."""
+    piece = placement.piece(shape, at)
+    return 0 if piece is None else piece.size
 
 
 class _Waiting:
     """Activations that wait for the backward on a rank.
 
     Tokens are b·s of them; between the regions a rank has its own positions of them (all without
-    sequence parallelism). An element has `item` bytes, a number of a statistic `wide`.
+    sequence parallelism). An element has `item` bytes, a number of a statistic `wide`. How many
+    heads, features and ids are the rank's, its pieces of the first block and of the table say.
     """
 
-    def __init__(self, part: _Part, batch: int, length: int, item: int, wide: int, sp: bool,
-                 rank: int):  # fmt: skip
-        self.part, self.model, self.item, self.wide = part, part.model, item, wide
-        self.batch, self.length, self.tokens = batch, length, batch * length
-        self.own = batch * (cut_size(length, rank, part.tp) if sp else length)
-        self.stream = self.model.width * item  # bytes of a token between the blocks
+    def __init__(self, config: Config, layout: Layout, table: Placements, at: Mapping[str, int],
+                 batch: int, length: int, item: int, wide: int):  # fmt: skip
+        self.gpt = isinstance(config, GPTConfig)
+        self.layers, self.width, self.item, self.wide = config.layers, config.width, item, wide
+        self.dropout = isinstance(config, GPTConfig) and config.dropout > 0
+        self.features = config.width // config.heads
+        block, attention = "blocks.0", "blocks.0.attention"
+
+        def own(name: str, axis: int) -> int:
+            piece = table[name].placement.piece(table[name].shape, at)
+            assert piece is not None
+            return piece.shape[axis]
+
+        self.vocab = own(TABLE, 0)
+        self.heads = own(f"{attention}.out.weight", 0)
+        self.kv_heads = self.heads if self.gpt else own(f"{attention}.kv.weight", 2)
+        self.hidden = own(f"{block}.mlp.down.weight", 0)
+        self.length, self.tokens = length, batch * length
+        self.own = batch * (cut_size(length, at["tp"], layout.tp) if layout.sp else length)
+        self.stream = config.width * item  # bytes of a token between the blocks
 
     def bytes(self, recompute: str) -> int:
         """All, with blocks as they are or with blocks of which the input is kept."""
         full = recompute == "full"
         block = self.own * self.stream if full else self._block()
-        tables = 0 if full or self.model.family == "gpt" else self._rotary_tables()
-        return self._embedding() + self.model.layers * block + tables + self._head() + self._loss()
+        tables = 0 if full or self.gpt else self._rotary_tables()
+        return self._embedding() + self.layers * block + tables + self._head() + self._loss()
 
     def _block(self) -> int:
-        gpt = self.model.family == "gpt"
-        part, inputs = self.part, 2 * self.tokens * self.stream
-        heads = 2 * part.heads + 2 * part.kv_heads  # queries, keys, values, and what comes out
-        attention = self.tokens * (heads * part.features * self.item + part.heads * self.wide)
+        inputs = 2 * self.tokens * self.stream
+        heads = 2 * self.heads + 2 * self.kv_heads  # queries, keys, values, and what comes out
+        attention = self.tokens * (heads * self.features * self.item + self.heads * self.wide)
         # GELU's input and output; of SwiGLU the input is twice as wide.
-        mlp = self.tokens * part.hidden * self.item * (2 if gpt else 3)
+        mlp = self.tokens * self.hidden * self.item * (2 if self.gpt else 3)
         return 2 * (self._norm() + self._mask()) + inputs + attention + mlp + self._dropped_heads()
 
     def _norm(self) -> int:
@@ -186,11 +132,11 @@ class _Waiting:
 
     def _mask(self) -> int:
         """Of a dropout: a byte an element."""
-        return self.own * self.model.width if self.model.dropout else 0
+        return self.own * self.width if self.dropout else 0
 
     def _dropped_heads(self) -> int:
         """Which heads' attention weights dropout looks at."""
-        return self.part.heads * INDEX if self.model.dropout else 0
+        return self.heads * INDEX if self.dropout else 0
 
     def _embedding(self) -> int:
         """Which row each token takes, and whether it is this rank's."""
@@ -198,26 +144,26 @@ class _Waiting:
 
     def _rotary_tables(self) -> int:
         """Sine and cosine for half the features of a head, the same ones in every layer."""
-        return self.length * self.part.features // 2 * 2 * self.wide
+        return self.length * self.features // 2 * 2 * self.wide
 
     def _head(self) -> int:
         return self._norm() + self.tokens * self.stream
 
     def _loss(self) -> int:
         """Logits; of a token its label, two flags and its log-sum-exp; and the sum of losses."""
-        logits = self.tokens * self.part.vocab * self.item
+        logits = self.tokens * self.vocab * self.item
         return logits + self.tokens * (INDEX + 2 + self.wide) + self.wide
 
 
-def korthikanti(model: Model, t: int, *, batch: int, length: int, sp: bool,
+def korthikanti(config: Config, t: int, *, batch: int, length: int, sp: bool,
                 recompute: str = "none") -> float:  # fmt: skip
     """Bytes of a layer's activations in fp16 by Korthikanti et al. 2022, table 2.
 
     For F = 4h and dropout everywhere. "selective" leaves out attention weights, "full" all but the
     input.
     """
-    sbh = length * batch * model.width
+    sbh = length * batch * config.width
     if recompute == "full":
         return 2 * sbh / (t if sp else 1)
-    weights = 5 * model.heads * length / model.width if recompute == "none" else 0
+    weights = 5 * config.heads * length / config.width if recompute == "none" else 0
     return sbh * ((34 / t if sp else 10 + 24 / t) + weights / t)
