@@ -11,6 +11,7 @@ from minitrain.nn.config import Config
 from minitrain.nn.families import Model, declare
 from minitrain.optim import SGD, AdamW, Optimizer, Schedule
 from minitrain.oracle.reference import Trace, awkward_batches, train_serially
+from minitrain.parallel.compose import Strategy
 
 # The preset nano, with dropout on so that masks are verified too.
 NANO = GPTConfig(vocab=256, context=16, layers=4, heads=8, width=32, dropout=0.1)
@@ -40,6 +41,7 @@ class Task:
         clip: the largest global norm; small, so that clipping is active.
         bucket: bytes of gradient that are reduced together; few, so that there are many buckets.
         seed: of weights, data and dropout.
+        strategies: of one's own, see parallelize.
     """
 
     model: Config = NANO
@@ -52,6 +54,7 @@ class Task:
     clip: float | None = 0.5
     bucket: int = 1 << 16
     seed: int = 0
+    strategies: tuple[Strategy, ...] = ()
     optimizers: dict[str, Optimizer] = field(default_factory=lambda: dict(OPTIMIZERS))
 
     def declare(self) -> Model:

@@ -101,6 +101,7 @@ def verify_rank(
                 dtype="float64",
                 xp=xp,
                 bucket=task.bucket,
+                strategies=task.strategies,
             ),
             optimizer,
             task.schedule().rate,

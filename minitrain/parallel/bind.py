@@ -25,7 +25,7 @@ from minitrain.nn import Module, Parameter
 Derive = Callable[[Parameter], Tensor]
 
 
-class Derived(Tensor):
+class DerivedTensor(Tensor):
     """A tensor made of a parameter; dropped, its array is made again when somebody reads it."""
 
     __slots__ = ("make",)
@@ -52,7 +52,7 @@ class Derived(Tensor):
             del self.array
 
 
-def _dropping(tensor: weakref.ref[Derived]) -> Callable[[], None]:
+def _dropping(tensor: weakref.ref[DerivedTensor]) -> Callable[[], None]:
     """A hook that drops a tensor if it is still there; it must not keep it alive."""
 
     def drop() -> None:
@@ -63,7 +63,7 @@ def _dropping(tensor: weakref.ref[Derived]) -> Callable[[], None]:
     return drop
 
 
-class Bound(Module):
+class BoundUnit(Module):
     """A unit that computes with tensors derived from its parameters.
 
     Args:
@@ -82,7 +82,9 @@ class Bound(Module):
 
     def forward(self, *args: Any, **options: Any) -> Tensor:
         """What the unit makes of its arguments."""
-        derived = {p: Derived(p, self.derive) for p in dict.fromkeys(p for *_, p in self.slots)}
+        derived = {
+            p: DerivedTensor(p, self.derive) for p in dict.fromkeys(p for *_, p in self.slots)
+        }
         for module, name, parameter in self.slots:
             setattr(module, name, derived[parameter])
         try:

@@ -7,6 +7,7 @@ their pieces, units are bound to what they compute with, and blocks learn to for
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -16,17 +17,20 @@ from minitrain.nn.config import GPTConfig, LlamaConfig
 from minitrain.nn.families import declare
 from minitrain.nn.module import Parameter
 from minitrain.parallel import regions
-from minitrain.parallel.bind import Bound, Derive, cast_to
+from minitrain.parallel.bind import BoundUnit, Derive, cast_to
 from minitrain.parallel.flat import Flat
 from minitrain.parallel.inventory import check_declared, modules_of
 from minitrain.parallel.mesh import Mesh
 from minitrain.parallel.model import ParallelModel
 from minitrain.parallel.placement import Placement
-from minitrain.parallel.recompute import Recomputed
+from minitrain.parallel.recompute import RecomputedBlock
 from minitrain.parallel.reduce import BUCKET, Reducer, kinds_of, plan_of
 from minitrain.parallel.sequence import Sequence, cut_sequence
 from minitrain.parallel.table import Placements, check_layout, own_links, placements, table_of
 from minitrain.parallel.tensor import cut_tensors
+
+Strategy = Callable[[Any, Placements, Mesh], None]
+"""What changes a declared model, and where its parameters live; before anything is filled."""
 
 
 def parallelize(
@@ -39,6 +43,7 @@ def parallelize(
     xp: Any = np,
     bucket: int = BUCKET,
     recompute: str = "none",
+    strategies: Iterable[Strategy] = (),
 ) -> ParallelModel:
     """This rank's part of a plain model.
 
@@ -54,6 +59,7 @@ def parallelize(
         bucket: bytes of gradient that are reduced together.
         recompute: what runs again in the backward instead of being kept. "full": each block;
             "selective": attention weights, which this attention never keeps, so it equals "none".
+        strategies: of one's own, after ours: each may replace modules, and entries of the table.
 
     Raises:
         LayoutError: a layout that does not fit the model, or needs a strategy that isn't there
@@ -69,9 +75,10 @@ def parallelize(
             check_declared(model)
         table = table_of(modules_of(model), model.config.layers, mesh.layout)
     parameters: dict[str, Parameter] = model.parameters()  # before modules are replaced
+    for strategy in (_cut, *strategies):
+        strategy(model, table, mesh)
     for name, parameter in parameters.items():
         parameter.placement, parameter.state = table[name].placement, table[name].state
-    _cut(model, table, mesh)
     reducer = _flattened(parameters, table, mesh, bucket, accumulator(dtype), xp)
     for parameter in parameters.values():
         _fill(reducer.lives, parameter, mesh, seed, xp)
@@ -80,7 +87,7 @@ def parallelize(
     if recompute == "full":
         for i, block in enumerate(model.blocks):
             if block is not None:
-                model.replace(f"blocks.{i}", Recomputed(block))
+                model.replace(f"blocks.{i}", RecomputedBlock(block))
     return ParallelModel(model, mesh, table, reducer, micro_batches=micro_batches, seed=seed)
 
 
@@ -134,4 +141,4 @@ def _bind(model: Any, derive: Derive) -> None:
     blocks = [f"blocks.{i}" for i, block in enumerate(model.blocks) if block is not None]
     for path in ("embedding", *blocks, "norm", "head"):
         if path in modules:
-            model.replace(path, Bound(modules[path], derive))
+            model.replace(path, BoundUnit(modules[path], derive))

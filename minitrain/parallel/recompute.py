@@ -65,7 +65,7 @@ class Recomputation(Function):
             self.grads[leaf] = grad.astype(accumulator(grad.dtype), copy=shared)
 
 
-class Recomputed(Module):
+class RecomputedBlock(Module):
     """A module that forgets all but its input, and runs again when the backward comes to it."""
 
     def __init__(self, module: Module):
