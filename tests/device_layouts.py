@@ -25,7 +25,7 @@ def trained(group: Group, name: str, layout: str, xp: Any, options: dict[str, st
     model = parallelize(MODELS[name](), mesh, xp=xp, micro_batches=2, **options)
     stepper = Stepper(model, AdamW(epsilon=1e-2), lambda update: 0.1, clip=0.5)
     results = [stepper.step(BATCH) for _ in range(3)]
-    assert namespace(model.flat.weights) is xp
+    assert namespace(model.lives.weights) is xp
     assert results[2].loss < results[0].loss
     numbers = [(result.loss, result.grad_norm) for result in results]
     return numbers, {name: to_host(p.array) for name, p in model.parameters.items()}

@@ -42,7 +42,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, int]]:
     forward_backward = ParallelModel.forward_backward
 
     def noted(model: ParallelModel, *args: Any) -> Any:
-        seen.append((namespace(model.flat.weights), standin.cuda.Device().id))
+        seen.append((namespace(model.lives.weights), standin.cuda.Device().id))
         return forward_backward(model, *args)
 
     monkeypatch.setattr(ParallelModel, "forward_backward", noted)

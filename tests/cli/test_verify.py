@@ -12,9 +12,9 @@ from click.testing import CliRunner, Result
 
 from minitrain.comm import DeadlockError
 from minitrain.nn import GPTConfig
-from minitrain.oracle import MUTANTS
+from minitrain.oracle import FAULTS
 from minitrain.oracle.task import Task
-from minitrain.parallel.data import GradientSum
+from minitrain.parallel.reduce import Reducer
 from minitrain.train.step import Stepper
 from minitrain_cli.main import main
 
@@ -73,7 +73,7 @@ def test_without_arguments_some_layouts_are_verified() -> None:
     ],
 )
 def test_a_fault_is_status_1_and_the_first_wrong_tensor_is_named(fault: str, tensor: str) -> None:
-    assert fault in MUTANTS
+    assert fault in FAULTS
     result = invoke("dp1", "dp2", "--fault", fault, "--json")
     assert result.exit_code == 1
     found = verdicts(result)
@@ -93,7 +93,7 @@ def test_an_infinite_error_is_a_number_in_json(monkeypatch: pytest.MonkeyPatch) 
 
     def broken(stepper: Stepper, batch: Any) -> Any:
         result = step(stepper, batch)
-        stepper.model.flat.weights[0] = np.nan
+        stepper.model.lives.weights[0] = np.nan
         return result
 
     monkeypatch.setattr(Stepper, "step", broken)
@@ -125,14 +125,14 @@ def test_bad_input_is_status_2(args: list[str], words: str) -> None:
 
 
 def test_a_crash_is_status_3_with_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    start = GradientSum._start
+    start = Reducer._start
 
-    def crashing(sums: GradientSum) -> None:
-        if sums.group.size == 2 and sums.group.rank == 1:
+    def crashing(sums: Reducer) -> None:
+        if sums.mesh.world.size == 2 and sums.mesh.world.rank == 1:
             raise ZeroDivisionError("the reason")
         start(sums)
 
-    monkeypatch.setattr(GradientSum, "_start", crashing)
+    monkeypatch.setattr(Reducer, "_start", crashing)
     began = time.monotonic()
     result = invoke("dp1", "dp2", "dp3", "--json")
     assert time.monotonic() - began < 30
@@ -148,14 +148,15 @@ def test_a_crash_is_status_3_with_its_traceback(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_hang_is_status_3_with_who_waits_for_what(monkeypatch: pytest.MonkeyPatch) -> None:
-    start = GradientSum._start
+    start = Reducer._start
 
-    def deadlocking(sums: GradientSum) -> None:
-        if sums.group.size > 1:
-            sums.group.recv((sums.group.rank + 1) % sums.group.size)
+    def deadlocking(sums: Reducer) -> None:
+        group = sums.mesh.data
+        if group.size > 1:
+            group.recv((group.rank + 1) % group.size)
         start(sums)
 
-    monkeypatch.setattr(GradientSum, "_start", deadlocking)
+    monkeypatch.setattr(Reducer, "_start", deadlocking)
     began = time.monotonic()
     result = invoke("dp2", "--json")
     assert time.monotonic() - began < 10

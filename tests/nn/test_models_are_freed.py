@@ -12,7 +12,7 @@ import pytest
 
 from minitrain import nn
 from minitrain.autograd.function import Function
-from minitrain.parallel.recompute import Recomputed
+from minitrain.parallel.recompute import RecomputedBlock
 
 SIZES: dict[str, Any] = {"vocab": 11, "context": 8, "layers": 2, "heads": 2, "width": 8}
 MODELS: dict[str, Any] = {
@@ -45,7 +45,7 @@ def nodes(root: Function | None) -> list[weakref.ref[Function]]:
 def test_no_node_outlives_its_loss(name: str, recompute: bool, backward: bool) -> None:
     model = MODELS[name]().initialize(0)
     for i, block in enumerate(model.blocks if recompute else ()):
-        model.replace(f"blocks.{i}", Recomputed(block))
+        model.replace(f"blocks.{i}", RecomputedBlock(block))
     ids = np.random.default_rng(0).integers(0, 11, (2, 9))
     with nn.window(nn.Window(0, 0, np.arange(2), np.arange(8))):
         loss = model.loss(model(ids[:, :-1]), ids[:, 1:])

@@ -80,7 +80,7 @@ def test_names_that_are_missing_or_too_many_are_wrong() -> None:
     wrong = [row.tensor for row in rows if not row.ok]
     assert len(wrong) == 2
     assert wrong[0].startswith("g a")
-    assert wrong[1] == "g c (not in the reference)"
+    assert wrong[1] == "g c (not to be on this rank)"
 
 
 def test_weights_are_measured_by_their_size_or_by_what_was_stepped() -> None:

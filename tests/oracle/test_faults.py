@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from minitrain.nn import GPTConfig
-from minitrain.oracle import MUTANTS, planted, verify
+from minitrain.oracle import FAULTS, planted, verify
 from minitrain.oracle.mutants_data import DATA
 from minitrain.parallel.model import ParallelModel
 
@@ -55,10 +55,10 @@ def test_without_a_fault_all_is_equal() -> None:
 
 def test_a_fault_is_there_as_long_as_it_is_planted() -> None:
     def originals() -> list[Any]:
-        return [vars(owner).get(attribute) for owner, attribute, _ in MUTANTS.values()]
+        return [vars(owner).get(attribute) for owner, attribute, _ in FAULTS.values()]
 
     before = originals()
-    for name, (owner, attribute, replacement) in MUTANTS.items():
+    for name, (owner, attribute, replacement) in FAULTS.items():
         with planted(name):
             assert vars(owner)[attribute] is replacement
     assert originals() == before
@@ -85,7 +85,7 @@ def test_a_run_that_does_not_train_is_found(monkeypatch: pytest.MonkeyPatch) -> 
 
     def zeros(model: ParallelModel, *args: Any) -> Any:
         loss = finish(model, *args)
-        model.flat.gradient[...] = 0
+        model.stepped.gradient[...] = 0
         return loss
 
     monkeypatch.setattr(ParallelModel, "forward_backward", zeros)

@@ -1,4 +1,4 @@
-"""Bound units: what their slots hold, when arrays are there, and how often they are made."""
+"""BoundUnit units: what their slots hold, when arrays are there, and how often they are made."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from minitrain import functional as F
 from minitrain.autograd.engine import Backward
 from minitrain.autograd.tensor import Tensor, no_grad
 from minitrain.nn import GPT, GPTConfig, Linear, Module, Parameter, normal
-from minitrain.parallel.bind import Bound, Derived, cast_to
-from minitrain.parallel.recompute import Recomputed
+from minitrain.parallel.bind import BoundUnit, DerivedTensor, cast_to
+from minitrain.parallel.recompute import RecomputedBlock
 
 SIZES = GPTConfig(vocab=11, context=8, layers=2, heads=2, width=8)
 READ_IN_BACKWARD = {"qkv.weight", "out.weight", "up.weight", "down.weight", "norm.weight"}
@@ -42,9 +42,9 @@ class Counted:
 def blocks(derive: Any, recompute: bool = False) -> tuple[Any, Any]:
     """A function of float16 that runs all blocks, and the model they are of."""
     model: Any = GPT(SIZES).initialize(0)
-    chain = [Bound(block, derive) if derive else block for block in model.blocks]
+    chain = [BoundUnit(block, derive) if derive else block for block in model.blocks]
     if recompute:
-        chain = [Recomputed(bound) for bound in chain]
+        chain = [RecomputedBlock(bound) for bound in chain]
 
     def run(x: Tensor) -> Tensor:
         for link in chain:
@@ -101,7 +101,7 @@ def test_slots_hold_what_was_derived_only_while_the_unit_runs(fail: bool) -> Non
     spy = Spy(fail)
     spy.initialize(0)
     slots = spy.inner.weight, spy.again, spy.inner.bias
-    bound, x = Bound(spy, cast_to(np.float16)), Tensor(np.ones((2, 4), np.float16))
+    bound, x = BoundUnit(spy, cast_to(np.float16)), Tensor(np.ones((2, 4), np.float16))
     if fail:
         with pytest.raises(RuntimeError, match="on purpose"):
             bound(x)
@@ -109,7 +109,7 @@ def test_slots_hold_what_was_derived_only_while_the_unit_runs(fail: bool) -> Non
         assert bound(x).dtype == np.float16
     weight, again, bias = spy.seen
     assert weight is again  # derived once
-    assert isinstance(weight, Derived)
+    assert isinstance(weight, DerivedTensor)
     assert weight.dtype == bias.dtype == np.float16
     assert (spy.inner.weight, spy.again, spy.inner.bias) == slots
     assert bound.parameters().keys() == {"unit.again", "unit.inner.bias"}

@@ -13,9 +13,11 @@ from minitrain.comm import Group, run_ranks
 from minitrain.nn import GPT, GPTConfig
 from minitrain.nn.module import Module, Parameter, constant, normal
 from minitrain.parallel import Mesh, parallelize
-from minitrain.parallel.data import GradientSum
 from minitrain.parallel.flat import Flat
 from minitrain.parallel.mesh import Layout
+from minitrain.parallel.placement import Placement
+from minitrain.parallel.reduce import Reducer, buckets, kinds_of, plan_of
+from minitrain.parallel.table import Entry
 
 SHAPES = {"table": (5, 3), "bias": (3,), "up": (3, 7), "gain": (7,), "down": (7, 3)}
 
@@ -74,19 +76,22 @@ def test_the_first_term_overwrites_and_the_others_add() -> None:
 @given(nbytes=st.integers(1, 700))
 def test_buckets_are_all_names_in_order_and_none_is_small(nbytes: int) -> None:
     flat = toy()
-    buckets = flat.buckets(nbytes)
-    assert [name for names in buckets for name in names] == list(flat.spans)
-    sizes = [sum(np.prod(SHAPES[name]) * 8 for name in names) for names in buckets]
+    found = buckets(flat, list(flat.spans), nbytes)
+    assert [name for names in found for name in names] == list(flat.spans)
+    sizes = [sum(np.prod(SHAPES[name]) * 8 for name in names) for names in found]
     assert all(size >= nbytes for size in sizes) or len(sizes) == 1
     # None could be cut into two that are large enough, but for what joined the last one.
-    for names, size in zip(buckets[:-1], sizes, strict=False):
+    for names, size in zip(found[:-1], sizes, strict=False):
         assert size - np.prod(SHAPES[names[-1]]) * 8 < nbytes
 
 
 def summed(group: Group, order: list[list[str]], absent: list[str], bucket: int) -> Any:
     """A step's reduction, where ranks find their gradients final in different orders."""
-    flat = toy()
-    sums = GradientSum(flat, group, bucket)
+    flat, mesh = toy(), Mesh(group, Layout(dp=group.size))
+    whole = Placement(partial=frozenset({"dp"}))
+    table = {name: Entry(shape, whole, whole) for name, shape in SHAPES.items()}
+    plans = {name: plan_of(entry, mesh) for name, entry in table.items()}
+    sums = Reducer(table, plans, mesh, flat, flat, nbytes=bucket)
     for name in order[group.rank]:
         if (group.rank, name) != (0, absent[0] if absent else None):
             value = np.full(SHAPES[name], 10.0**group.rank)

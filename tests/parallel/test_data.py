@@ -126,11 +126,11 @@ def test_a_batch_without_any_label_changes_nothing(size: int) -> None:
         model = tiny(group)
         stepper = Stepper(model, AdamW(decay=0.5), lambda update: 0.1, clip=1.0)
         stepper.step(labelled(2, 3, 4))
-        before = model.flat.weights.copy(), {k: x.copy() for k, x in stepper.slots.items()}
+        before = model.lives.weights.copy(), {k: x.copy() for k, x in stepper.slots.items()}
         result = stepper.step(labelled(0, 0, 0, step=1))
         assert (result.loss, result.tokens, result.grad_norm) == (0.0, 0, 0.0)
-        np.testing.assert_array_equal(model.flat.weights, before[0])
-        np.testing.assert_array_equal(model.flat.gradient, 0)
+        np.testing.assert_array_equal(model.lives.weights, before[0])
+        np.testing.assert_array_equal(model.stepped.gradient, 0)
         for name, slot in stepper.slots.items():
             np.testing.assert_array_equal(slot, before[1][name])
             assert np.abs(slot).max() > 0
@@ -146,7 +146,7 @@ def test_every_token_weighs_the_same(size: int, micro_batches: int) -> None:
     def program(group: Group) -> tuple[float, float]:
         model = tiny(group, micro_batches)
         # Only the last norm's bias sees the head: the logits are the same at every position.
-        model.flat.weights[...] = 0
+        model.lives.weights[...] = 0
         model.parameters["norm.bias"].array[...] = 1
         model.parameters["embedding.token.weight"].array[:, 0] = np.arange(TINY.vocab)
         batch = labelled(3, 4, 1, 0)
@@ -189,7 +189,7 @@ def test_replicas_stay_bitwise_equal(dtype: str) -> None:
         stepper = Stepper(model, AdamW(), lambda update: 1e-2, clip=0.1)
         norms = [stepper.step(labelled(4, 1, 0, 3, 2, step=i)).grad_norm for i in range(4)]
         slots = [slot.tobytes() for slot in stepper.slots.values()]
-        return (model.flat.weights.tobytes(), np.array(norms).tobytes(), *slots)
+        return (model.lives.weights.tobytes(), np.array(norms).tobytes(), *slots)
 
     assert len(set(run_ranks(4, program))) == 1
 

@@ -30,7 +30,7 @@ def test_a_step_between_forward_and_backward_is_noticed() -> None:
 
 def test_parameters_are_views_and_decaying_ones_come_first() -> None:
     model = parallelize(GPT(CONFIG), Mesh(world(), Layout()))
-    flat = model.flat
+    flat = model.lives
     for name, parameter in flat.parameters.items():
         assert np.shares_memory(parameter.array, flat.weights[flat.spans[name]])
         is_weight = name.endswith("weight") and "norm" not in name

@@ -92,8 +92,8 @@ def measured(
     not_ours = {id(base(x)) for x in given}
     waiting = [x for key, x in tape(loss.node).items() if key not in not_ours]
     return Held(
-        parameters=model.flat.weights.nbytes,
-        gradient=model.flat.gradient.nbytes,
+        parameters=model.lives.weights.nbytes,
+        gradient=model.stepped.gradient.nbytes,
         optimizer=sum(slot.nbytes for slot in slots),
         activations=sum(x.nbytes for x in waiting),
     )

@@ -69,12 +69,12 @@ def test_two_meshes_in_one_run_do_not_meet() -> None:
 def test_peers_hold_the_same_piece() -> None:
     """Two key/value heads on five ranks: 3 hold the first, 2 the second."""
     parameter = Parameter((2, 4), constant(0.0))
-    shared = Place("tp", 0, (1, 1), (0, 0, 0, 1, 1))
-    parameter.placement = Placement((shared,))
+    parameter.placement = Placement((Place("tp", 0, (0, 0, 0, 1, 1), (1, 1)),))
 
     def look(mesh: Mesh) -> Any:
         peers = mesh.peers(parameter, "tp")
-        return peers, mesh.along("tp", peers).ranks, mesh.counts(parameter)
+        first = parameter.placement.is_first(mesh.coordinates, mesh.sizes)
+        return peers, mesh.along({"tp": peers}).ranks, first
 
     first, second = (0, 1, 2), (3, 4)
     assert on_each("tp5", look) == [
@@ -97,7 +97,7 @@ def test_a_mesh_may_be_on_some_of_the_ranks() -> None:
         if group.rank < 2:
             return None
         mesh = Mesh(group.subgroup(range(2, 6), "half"), Layout.parse("dp2,tp2"))
-        along = mesh.along("tp", (0, 1))
+        along = mesh.along({"tp": (0, 1)})
         return mesh["tp"].ranks, along.ranks, mesh["dp"].ranks, mesh.nodes, mesh.crossings("tp")
 
     seen = run_ranks(6, rank, nodes=(0, 0, 3, 3, 5, 5))

@@ -17,7 +17,7 @@ from minitrain.layout import Layout
 from minitrain.nn import GPT, GPTConfig, Llama, LlamaConfig, Module, Parameter, Window, constant
 from minitrain.nn import window as looking_through
 from minitrain.parallel import Mesh, parallelize
-from minitrain.parallel.recompute import Recomputed
+from minitrain.parallel.recompute import RecomputedBlock
 
 SMALL_GPT = GPTConfig(vocab=11, context=8, layers=3, heads=2, width=8, dropout=0.3)
 SMALL_LLAMA = LlamaConfig(vocab=11, context=8, layers=2, heads=2, kv_heads=1, width=8)
@@ -32,9 +32,9 @@ def model(
     made.initialize(0, dtype)
     for i, block in enumerate(made.blocks):
         if nested:
-            block.replace("attention", Recomputed(block.attention))
+            block.replace("attention", RecomputedBlock(block.attention))
         if full:
-            made.replace(f"blocks.{i}", Recomputed(block))
+            made.replace(f"blocks.{i}", RecomputedBlock(block))
     return made
 
 
@@ -104,7 +104,7 @@ class Dropped(Module):
         return F.dropout(self.weight * x, 0.5, key, np.arange(64))
 
 
-@pytest.mark.parametrize("wrap", [lambda m: m, Recomputed, lambda m: Recomputed(Recomputed(m))])
+@pytest.mark.parametrize("wrap", [lambda m: m, RecomputedBlock, lambda m: RecomputedBlock(RecomputedBlock(m))])
 def test_the_gradient_goes_where_the_output_went(wrap: Any) -> None:
     """Case H1: it is 2x where y is not zero, and zero where it is."""
     module, x = Dropped(), np.arange(1.0, 65.0)

@@ -17,9 +17,11 @@ from minitrain.nn.module import constant
 from minitrain.optim import clip_factor
 from minitrain.parallel import Mesh, parallelize, regions
 from minitrain.parallel.flat import Flat
-from minitrain.parallel.gradients import global_norm, sum_over_peers
-from minitrain.parallel.placement import WHOLE, Placement, cut_evenly
+from minitrain.parallel.norm import Norm
+from minitrain.parallel.placement import WHOLE, Placement, cut
+from minitrain.parallel.reduce import Reducer, plan_of
 from minitrain.parallel.regions import Region
+from minitrain.parallel.table import Entry
 from minitrain.parallel.tensor import RowLinear
 
 
@@ -66,14 +68,17 @@ def test_norms_are_summed_over_the_ranks_that_share_a_sequence() -> None:
         norm = LayerNorm(3)
         norm.name_tree()
         parameters = norm.parameters()
-        for parameter in parameters.values():
-            parameter.placement = WHOLE.with_partial("tp")
+        partial = WHOLE.with_partial("tp")
+        table = {name: Entry((3,), partial, partial) for name in parameters}
         flat = Flat(parameters, dict.fromkeys(parameters, (3,)), "float64", np)
         flat.fill("weight", np.ones(3))
         flat.fill("bias", np.zeros(3))
         mine = slice(2 * group.rank, 2 * group.rank + 2)
+        mesh = Mesh(group, Layout(tp=2, sp=True))
+        plans = {name: plan_of(entry, mesh) for name, entry in table.items()}
+        reducer = Reducer(table, plans, mesh, flat, flat)
         backward(norm(Tensor(x[:, mine])), grad_out[:, mine], sink=flat.accumulate)
-        sum_over_peers(flat, Mesh(group, Layout(tp=2, sp=True)))
+        reducer.finish()
         return flat.views(flat.gradient)
 
     for grads in run_ranks(2, rank, synchronous=True):
@@ -138,13 +143,15 @@ def test_what_is_whole_on_every_rank_counts_once_in_the_norm() -> None:
             "bias": Parameter((4,), constant(0.0)),
         }
         for name, parameter in parameters.items():
-            parameter.name, parameter.placement = name, WHOLE
-        parameters["weight"].placement = Placement((cut_evenly("tp", 0, 8, group.size),))
+            parameter.name = name
+        table = {name: Entry(p.declared, WHOLE, WHOLE) for name, p in parameters.items()}
+        rows = Placement((cut("tp", 0, group.size),))
+        table["weight"] = Entry((8, 4), rows, rows)
         mesh = Mesh(group, Layout(tp=group.size))
         shapes = {"weight": (8 // group.size, 4), "gain": (4,), "bias": (4,)}
         flat = Flat(parameters, shapes, "float64", np)
         flat.gradient[...] = 1.0
-        norm = global_norm(flat, mesh)
+        norm = Norm(table, flat, mesh).value()
         return norm, clip_factor(norm, 1.0)
 
     for ranks in (1, 2, 4):
@@ -161,7 +168,7 @@ def test_the_norm_of_ones_is_the_root_of_the_number_of_parameters(layout: str) -
 
     def rank(group: Group) -> float:
         model = parallelize(GPT(config), Mesh(group, Layout.parse(layout)), dtype="float64")
-        model.flat.gradient[...] = 1.0
+        model.stepped.gradient[...] = 1.0
         return model.gradient_norm()
 
     norms = run_ranks(Layout.parse(layout).size, rank, synchronous=True)

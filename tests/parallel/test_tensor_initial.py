@@ -107,7 +107,7 @@ def test_a_rank_makes_its_flat_arrays_and_nothing_larger_than_a_whole_parameter(
     def rank(group: Group) -> tuple[list[int], int]:
         with watched() as sizes:
             model = parallelize(declare(config), Mesh(group, Layout(tp=4)), dtype="float64")
-        return sizes, model.flat.weights.nbytes
+        return sizes, model.lives.weights.nbytes
 
     table, qkv = 512 * 32 * 8, 32 * 3 * 32 * 8
     for sizes, mine in run_ranks(4, rank):

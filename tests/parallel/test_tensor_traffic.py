@@ -176,11 +176,11 @@ def test_data_ranks_send_their_own_part_of_the_gradient(layout: str) -> None:
     """Over dp each rank's own elements, once; over tp the activations of its own samples."""
     ledgers = on_ranks(layout, GPT2, step)
     elements: list[int] = []
-    on_ranks(layout, GPT2, lambda model, _: elements.append(model.flat.gradient.size))
+    on_ranks(layout, GPT2, lambda model, _: elements.append(model.stepped.gradient.size))
     # Of two ranks each sends as much as there is; beside it the loss and the number of tokens.
-    own = [ledger.bytes(axis="dp+shard", purpose="gradient") for ledger in ledgers]
+    own = [ledger.bytes(axis="dp", purpose="gradient") for ledger in ledgers]
     assert sorted(own) == sorted(n * ITEM for n in elements)
-    assert all(ledger.bytes(axis="dp+shard", purpose="scalar") == 2 * ITEM for ledger in ledgers)
+    assert all(ledger.bytes(axis="dp", purpose="scalar") == 2 * ITEM for ledger in ledgers)
     activation = sum(ledger.bytes(axis="tp", purpose="activation") for ledger in ledgers)
     assert activation == all_reduce(2, 10 * TOKENS * GPT2.width)
 

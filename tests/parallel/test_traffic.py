@@ -10,7 +10,7 @@ from minitrain.comm import Group, run_ranks
 from minitrain.nn import GPT, GPTConfig
 from minitrain.optim import SGD
 from minitrain.parallel import Mesh, parallelize
-from minitrain.parallel.data import GradientSum
+from minitrain.parallel.reduce import Reducer, buckets
 from minitrain.train.step import Stepper
 
 
@@ -25,10 +25,10 @@ def ledger_of(
     with group.ledger() as ledger:
         stepper.step(batch)
     sizes = [
-        sum(model.flat.spans[name].stop - model.flat.spans[name].start for name in names)
-        for names in model.flat.buckets(bucket)
+        sum(model.lives.spans[name].stop - model.lives.spans[name].start for name in names)
+        for names in buckets(model.lives, list(model.lives.spans), bucket)
     ]
-    return ledger.by("purpose"), ledger.bytes(), model.flat.gradient.nbytes, sizes
+    return ledger.by("purpose"), ledger.bytes(), model.stepped.gradient.nbytes, sizes
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -75,20 +75,20 @@ def test_ledgers_do_not_depend_on_micro_batches() -> None:
 
 def test_buckets_start_while_the_backward_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[tuple[int, int]] = []
-    finish = GradientSum.finish
+    finish = Reducer.finish
 
-    def counting(sums: GradientSum) -> None:
+    def counting(sums: Reducer) -> None:
         started.append((len(sums.started), len(sums.buckets)))
         finish(sums)
 
-    monkeypatch.setattr(GradientSum, "finish", counting)
+    monkeypatch.setattr(Reducer, "finish", counting)
 
     def program(group: Group) -> None:
         tiny(group, 3, bucket=300).forward_backward(labelled(1, 2, 3))
 
     run_ranks(2, program, synchronous=True)
     assert len(started) == 2
-    for begun, buckets in started:
-        assert buckets >= 4
+    for begun, count in started:
+        assert count >= 4
         # All are final when the backward ends, so that only the last ones are waited for.
-        assert begun == buckets
+        assert begun == count

@@ -17,7 +17,7 @@ from minitrain.layout import Layout
 from minitrain.nn import GPT, GPTConfig, Module, Parameter, constant, current
 from minitrain.optim import SGD, AdamW, LossScale
 from minitrain.parallel import Mesh, ParallelModel, parallelize
-from minitrain.parallel.bind import Bound, cast_to
+from minitrain.parallel.bind import BoundUnit, cast_to
 from minitrain.parallel.flat import Flat
 from minitrain.parallel.placement import WHOLE
 from minitrain.train.step import Stepper, TrainingError
@@ -43,7 +43,7 @@ class Bare(Module):
     """What ParallelModel wants of a model: a loss beside the forward."""
 
     def __init__(self, slope: Slope) -> None:
-        self.bound, self.loss = Bound(slope, cast_to(np.float16)), slope.loss
+        self.bound, self.loss = BoundUnit(slope, cast_to(np.float16)), slope.loss
 
     def forward(self, tokens: Array, positions: Array) -> Tensor:
         return self.bound(tokens, positions)
@@ -71,10 +71,10 @@ def test_the_limit_of_the_norm_is_for_the_true_gradient() -> None:
     one = slope_stepper([0.0, 0.0], {0: [0.3, 0.4]}, lambda k: 1.0, LossScale(1024), clip=1.0)
     result = one.step(batch(1))
     assert result.grad_norm == pytest.approx(0.5, rel=1e-3)
-    np.testing.assert_array_equal(one.model.flat.weights, -np.array([0.3, 0.4], np.float16))
+    np.testing.assert_array_equal(one.model.lives.weights, -np.array([0.3, 0.4], np.float16))
     clipped = slope_stepper([0.0, 0.0], {0: [3.0, 4.0]}, lambda k: 1.0, LossScale(1024), clip=1.0)
     clipped.step(batch(1))
-    np.testing.assert_allclose(clipped.model.flat.weights, [-0.6, -0.8], rtol=1e-6)
+    np.testing.assert_allclose(clipped.model.lives.weights, [-0.6, -0.8], rtol=1e-6)
 
 
 def test_the_schedule_counts_applied_updates() -> None:
@@ -83,7 +83,7 @@ def test_the_schedule_counts_applied_updates() -> None:
     results = [one.step(batch(step)) for step in range(1, 6)]
     applied = [result for result in results if not result.skipped]
     np.testing.assert_allclose([result.lr for result in applied], [0.1, 0.2, 0.3, 0.4])
-    np.testing.assert_allclose(one.model.flat.weights, [-1.0], rtol=1e-6)
+    np.testing.assert_allclose(one.model.lives.weights, [-1.0], rtol=1e-6)
     assert one.updates == 4
     assert [result.skipped for result in results] == [False, True, False, False, False]
     assert [result.loss_scale for result in results] == [16, 16, 8, 8, 8]
@@ -99,7 +99,7 @@ def test_a_scale_that_does_not_help_ends_the_run_and_names_the_tensor(bad: float
     words = "gradient of slope.weight is not finite, and the loss scale is down to its floor of 1"
     with pytest.raises(TrainingError, match=rf"step 17: the {words}, .* --dtype bfloat16"):
         one.step(batch(16))
-    assert (one.updates, one.model.flat.weights[0]) == (0, 1)
+    assert (one.updates, one.model.lives.weights[0]) == (0, 1)
 
 
 def test_small_updates_add_up_in_the_master() -> None:
@@ -108,10 +108,10 @@ def test_small_updates_add_up_in_the_master() -> None:
     for step in range(1, 101):
         one.step(batch(step))
         if step == 7:
-            assert one.model.flat.weights[0] == np.float32(0.99929988)
-    assert one.model.flat.weights.dtype == np.float32
-    assert one.model.flat.weights[0] == np.float32(0.98999834)
-    assert np.float16(one.model.flat.weights[0]) == 0.990234375
+            assert one.model.lives.weights[0] == np.float32(0.99929988)
+    assert one.model.lives.weights.dtype == np.float32
+    assert one.model.lives.weights[0] == np.float32(0.98999834)
+    assert np.float16(one.model.lives.weights[0]) == 0.990234375
 
 
 def test_a_gradient_too_small_for_float16_is_saved_by_the_scale() -> None:
@@ -122,7 +122,7 @@ def test_a_gradient_too_small_for_float16_is_saved_by_the_scale() -> None:
         one = slope_stepper([0.0], {0: [1.0]}, lambda k: 1.0, LossScale(scale))
         one.model.module.loss = loss
         one.step(batch(1))
-        assert -one.model.flat.weights[0] == moved
+        assert -one.model.lives.weights[0] == moved
 
 
 TINY = GPTConfig(vocab=5, context=3, layers=2, heads=2, width=8)
@@ -136,7 +136,7 @@ def gpt_stepper(group: Group, layout: str, scale: LossScale) -> Stepper:
 
 def poison(one: Stepper, value: float) -> None:
     """Put a value into one gradient as it arrives, on this rank alone, for one step."""
-    flat = one.model.flat
+    flat = one.model.lives
     right = flat.accumulate
 
     def accumulate(leaf: Any, grad: Array, shared: bool) -> None:
@@ -156,19 +156,19 @@ def test_an_overflow_on_one_rank_is_skipped_by_all(layout: str, value: float) ->
         one = gpt_stepper(group, layout, LossScale(1024))
         one.step(batch(1, 5))
         if poisoned:
-            before = one.model.flat.weights.copy()
+            before = one.model.lives.weights.copy()
             if group.rank == group.size - 1:
                 poison(one, value)
             result = one.step(batch(2, 5))
-            vars(one.model.flat).pop("accumulate", None)
+            vars(one.model.lives).pop("accumulate", None)
             assert (result.skipped, one.updates) == (True, 1)
-            np.testing.assert_array_equal(one.model.flat.weights, before)
+            np.testing.assert_array_equal(one.model.lives.weights, before)
         else:
             one.loss_scale = LossScale(512)
         results = [one.step(batch(step, 5)) for step in (3, 4)]
         assert one.loss_scale is not None
         assert (one.loss_scale.value, one.updates) == (512, 3)
-        return one.model.flat.weights, *one.slots.values(), *(r.loss for r in results)
+        return one.model.lives.weights, *one.slots.values(), *(r.loss for r in results)
 
     size = Layout.parse(layout).size
     for ours, right in zip(*(run_ranks(size, program, p) for p in (True, False)), strict=True):
@@ -183,7 +183,7 @@ def test_the_first_tensor_is_named_alike_on_all_ranks() -> None:
         one = gpt_stepper(group, "tp2", LossScale())
         one.step(batch(1, 5))
         name = ("blocks.0.mlp.up.weight", "blocks.1.mlp.up.weight")[group.rank]
-        one.model.flat.view(one.model.flat.gradient, name)[0] = math.nan
+        one.model.lives.view(one.model.stepped.gradient, name)[0] = math.nan
         return one.model.first_not_finite()
 
     assert run_ranks(2, program) == ["blocks.1.mlp.up.weight"] * 2

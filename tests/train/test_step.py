@@ -36,14 +36,14 @@ def stepper(group: Group, micro_batches: int = 1, clip: float | None = None) -> 
 def test_the_update_is_the_gradient_times_the_rate() -> None:
     def program(group: Group) -> None:
         one = stepper(group)
-        before = one.model.flat.weights.copy()
+        before = one.model.lives.weights.copy()
         result = one.step(batch())
         assert result.lr == 0.25
         assert result.tokens == 18
         np.testing.assert_allclose(
-            one.model.flat.weights, before - 0.25 * one.model.flat.gradient, rtol=1e-15
+            one.model.lives.weights, before - 0.25 * one.model.stepped.gradient, rtol=1e-15
         )
-        assert np.abs(one.model.flat.gradient).max() > 0
+        assert np.abs(one.model.stepped.gradient).max() > 0
         assert one.updates == 1
 
     run_ranks(1, program)
@@ -53,11 +53,11 @@ def test_the_update_is_the_gradient_times_the_rate() -> None:
 def test_the_norm_is_that_before_clipping_and_the_step_that_after() -> None:
     def program(group: Group) -> None:
         one = stepper(group, clip=1e-3)
-        before = one.model.flat.weights.copy()
+        before = one.model.lives.weights.copy()
         norm = one.step(batch()).grad_norm
-        assert norm == pytest.approx(float(np.linalg.norm(one.model.flat.gradient)))
+        assert norm == pytest.approx(float(np.linalg.norm(one.model.stepped.gradient)))
         assert norm > 1e-2
-        moved = float(np.linalg.norm(one.model.flat.weights - before))
+        moved = float(np.linalg.norm(one.model.lives.weights - before))
         assert moved == pytest.approx(0.25 * 1e-3)
 
     run_ranks(2, program)
@@ -107,12 +107,12 @@ def test_one_bad_element_on_one_rank_stops_all_before_any_weight_changes(
         one = Stepper(one.model, optimizer, lambda update: 0.1, 1.0)
         one.step(batch(0))
         if group.rank == 1:
-            poisoned_flat = one.model.flat
+            poisoned_flat = one.model.lives
         group.barrier()
-        before = one.model.flat.weights.copy(), one.slots["first"].copy()
+        before = one.model.lives.weights.copy(), one.slots["first"].copy()
         with pytest.raises(TrainingError) as caught:
             one.step(batch(1))
-        np.testing.assert_array_equal(one.model.flat.weights, before[0])
+        np.testing.assert_array_equal(one.model.lives.weights, before[0])
         np.testing.assert_array_equal(one.slots["first"], before[1])
         assert one.updates == 1
         return str(caught.value)
