@@ -9,39 +9,9 @@ from typing import Any
 import numpy as np
 
 from minitrain.array import Array, accumulator, namespace
-from minitrain.autograd.function import Function
+from minitrain.autograd.function import Function, Grads, Needs
+from minitrain.autograd.ops import rounded, unbroadcast
 from minitrain.autograd.tensor import Tensor
-
-
-def wide(x: Any) -> Any:
-    """x in float32 if it is an array of 16 bits, else as it is."""
-    return x.astype(np.float32) if hasattr(x, "dtype") and x.dtype.itemsize == 2 else x
-
-
-def rounded(out: Array, *inputs: Any) -> Array:
-    """out, computed wide, in the dtype of the first input that is an array. Of integers a floating
-    result stays floating: 1 / 2 is no integer."""
-    x = inputs[0] if hasattr(inputs[0], "dtype") else inputs[1]
-    return out if out.dtype == x.dtype or x.dtype.kind in "iub" else out.astype(x.dtype)
-
-
-def total(x: Array, axis: int | tuple[int, ...] | None, keepdims: bool = False) -> Array:
-    """The sum, accumulated in at least float32 and rounded once (an fp16 sum stops at 2048)."""
-    summed = x.sum(axis=axis, keepdims=keepdims, dtype=accumulator(x.dtype))
-    return summed.astype(x.dtype, copy=False)
-
-
-def unbroadcast(grad: Array, shape: tuple[int, ...]) -> Array:
-    """The sum of grad over the axes along which an array of this shape was broadcast.
-
-    In at least float32 where there is something to sum.
-    """
-    if grad.shape == shape:
-        return grad
-    lead = grad.ndim - len(shape)
-    repeated = [lead + i for i, size in enumerate(shape) if size == 1 != grad.shape[lead + i]]
-    axes = (*range(lead), *repeated)
-    return grad.sum(axis=axes, keepdims=True, dtype=accumulator(grad.dtype)).reshape(shape)
 
 
 class Reshape(Function):
@@ -53,7 +23,7 @@ class Reshape(Function):
         self.shape = x.shape
         return x.reshape(shape)
 
-    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+    def vjp(self, grad_out: Array, needs: Needs) -> Grads:
         return (grad_out.reshape(self.shape),)
 
 
@@ -66,7 +36,7 @@ class Transpose(Function):
         self.axes = axes
         return x.transpose(axes)
 
-    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+    def vjp(self, grad_out: Array, needs: Needs) -> Grads:
         back = [0] * len(self.axes)
         for new, old in enumerate(self.axes):
             back[old % len(self.axes)] = new
@@ -80,7 +50,7 @@ class Take(Function):
         self.shape, self.index = x.shape, index
         return x[index]
 
-    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+    def vjp(self, grad_out: Array, needs: Needs) -> Grads:
         xp = namespace(grad_out)
         grad = xp.zeros(self.shape, accumulator(grad_out.dtype))
         if _is_basic(self.index):
@@ -111,7 +81,7 @@ class Where(Function):
         self.shapes = getattr(a, "shape", ()), getattr(b, "shape", ())
         return rounded(namespace(a if hasattr(a, "shape") else b).where(condition, a, b), a, b)
 
-    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+    def vjp(self, grad_out: Array, needs: Needs) -> Grads:
         xp, zero = namespace(grad_out), namespace(grad_out).zeros((), grad_out.dtype)
         a, b = self.shapes
         return (
@@ -127,7 +97,7 @@ class Concatenate(Function):
         self.axis, self.sizes = axis, [x.shape[axis] for x in arrays]
         return namespace(arrays[0]).concatenate(arrays, axis=axis)
 
-    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+    def vjp(self, grad_out: Array, needs: Needs) -> Grads:
         # Cut by the sizes that were joined: array_split of their sum would cut elsewhere.
         ends = np.cumsum(self.sizes).tolist()
         return tuple(namespace(grad_out).split(grad_out, ends[:-1], axis=self.axis))
