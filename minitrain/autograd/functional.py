@@ -7,7 +7,6 @@ from minitrain.autograd.llama import rms_norm, rotary, silu, swiglu
 from minitrain.autograd.losses import cross_entropy, token_losses
 from minitrain.autograd.ops import (
     add,
-    cast,
     divide,
     exp,
     log,
@@ -17,9 +16,10 @@ from minitrain.autograd.ops import (
     sqrt,
     subtract,
     tanh,
+    where,
 )
 from minitrain.autograd.reduce import matmul, max, mean, norm, sum
-from minitrain.autograd.shapes import concatenate, reshape, split, take, transpose, where
+from minitrain.autograd.shapes import cast, concatenate, reshape, split, take, transpose
 
 __all__ = [
     "WeightDropout", "add", "attention", "cast", "concatenate", "cross_entropy", "divide",

@@ -170,17 +170,21 @@ class Maximum(Function):
         )
 
 
-class Cast(Function):
-    """The same values in another dtype, rounded once; the gradient goes back in the old one."""
+class Where(Function):
+    """a where the condition holds, else b; no gradient, not even NaN, reaches what is not taken."""
 
-    passes_weight = True
-
-    def forward(self, x: Array, *, dtype: Any) -> Array:
-        self.dtype = x.dtype
-        return x.astype(dtype)
+    def forward(self, a: Array, b: Array, *, condition: Array) -> Array:
+        xp = namespace(a if hasattr(a, "shape") else b)
+        self.condition = xp.array(condition)  # a copy: the caller may fill the array anew
+        self.a, self.b = shape_of(a), shape_of(b)
+        return rounded(xp.where(condition, a, b), a, b)
 
     def vjp(self, grad_out: Array, needs: Needs) -> Grads:
-        return (grad_out.astype(self.dtype),)
+        xp, zero = namespace(grad_out), namespace(grad_out).zeros((), grad_out.dtype)
+        return (
+            unbroadcast(xp.where(self.condition, grad_out, zero), self.a) if needs[0] else None,
+            unbroadcast(xp.where(self.condition, zero, grad_out), self.b) if needs[1] else None,
+        )
 
 
 def _one_where_unused(x: Array, grad_out: Array) -> Array:
@@ -239,6 +243,6 @@ def maximum(a: Any, b: Any) -> Tensor:
     return Maximum.apply(a, b)
 
 
-def cast(x: Tensor, dtype: Any) -> Tensor:
-    """x in another dtype."""
-    return Cast.apply(x, dtype=dtype)
+def where(condition: Any, a: Any, b: Any) -> Tensor:
+    """a where condition holds, else b."""
+    return Where.apply(a, b, condition=getattr(condition, "array", condition))

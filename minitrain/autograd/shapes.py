@@ -1,4 +1,4 @@
-"""Operations that move elements and compute nothing: each vjp moves the gradient back."""
+"""Operations that move elements, or round them: each vjp moves the gradient back."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 
 from minitrain.array import Array, accumulator, namespace
 from minitrain.autograd.function import Function, Grads, Needs
-from minitrain.autograd.ops import rounded, unbroadcast
 from minitrain.autograd.tensor import Tensor
 
 
@@ -43,6 +42,19 @@ class Transpose(Function):
         return (grad_out.transpose(back),)
 
 
+class Cast(Function):
+    """The same values in another dtype, rounded once; the gradient goes back in the old one."""
+
+    passes_weight = True
+
+    def forward(self, x: Array, *, dtype: Any) -> Array:
+        self.dtype = x.dtype
+        return x.astype(dtype)
+
+    def vjp(self, grad_out: Array, needs: Needs) -> Grads:
+        return (grad_out.astype(self.dtype),)
+
+
 class Take(Function):
     """x[index] for any index NumPy knows; an element taken several times gets the sum."""
 
@@ -73,23 +85,6 @@ def _is_basic(index: Any) -> bool:
     return all(isinstance(p, (int, np.integer, slice, type(None), type(...))) for p in parts)
 
 
-class Where(Function):
-    """a where the condition holds, else b; no gradient, not even NaN, reaches what is not taken."""
-
-    def forward(self, a: Array, b: Array, *, condition: Array) -> Array:
-        self.condition = condition
-        self.shapes = getattr(a, "shape", ()), getattr(b, "shape", ())
-        return rounded(namespace(a if hasattr(a, "shape") else b).where(condition, a, b), a, b)
-
-    def vjp(self, grad_out: Array, needs: Needs) -> Grads:
-        xp, zero = namespace(grad_out), namespace(grad_out).zeros((), grad_out.dtype)
-        a, b = self.shapes
-        return (
-            unbroadcast(xp.where(self.condition, grad_out, zero), a) if needs[0] else None,
-            unbroadcast(xp.where(self.condition, zero, grad_out), b) if needs[1] else None,
-        )
-
-
 class Concatenate(Function):
     """Tensors joined along an axis."""
 
@@ -118,14 +113,14 @@ def transpose(x: Tensor, axes: Sequence[int]) -> Tensor:
     return Transpose.apply(x, axes=tuple(axes))
 
 
+def cast(x: Tensor, dtype: Any) -> Tensor:
+    """x in another dtype."""
+    return Cast.apply(x, dtype=dtype)
+
+
 def take(x: Tensor, index: Any) -> Tensor:
     """x[index]: integers, slices, index arrays, masks and mixtures; repeated elements add up."""
     return Take.apply(x, index=_own(index))
-
-
-def where(condition: Any, a: Any, b: Any) -> Tensor:
-    """a where condition holds, else b."""
-    return Where.apply(a, b, condition=_own(condition))
 
 
 def _own(index: Any) -> Any:
