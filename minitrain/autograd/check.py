@@ -1,4 +1,4 @@
-"""Does a vjp agree with its forward? Asked of finite differences, and of deferral.
+"""Does a vjp agree with its forward? Asked of finite differences.
 
 A vjp computes vᵀJ, the product of a cotangent v with the Jacobian J of the forward, which nobody
 ever builds. Finite differences give Ju along a direction u. So one number has two ways to it:
@@ -21,24 +21,15 @@ of f itself leaves no ε with both errors small.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
-from minitrain.array import Array, from_host, namespace, to_host
-from minitrain.autograd.engine import Backward
+from minitrain.array import Array, from_host, namespace
 from minitrain.autograd.tensor import Tensor, no_grad
 
 
 class GradientError(AssertionError):
     """A gradient that is not the derivative of its forward, or that depends on when it is asked."""
-
-
-class _Weight(Tensor):
-    """A leaf whose gradient may be put off, as a Parameter's may."""
-
-    __slots__ = ()
-    is_weight = True
 
 
 def check_vjp(function: Callable[..., Tensor], *inputs: Array, seed: int = 0, step: float = 1e-6,
@@ -58,14 +49,14 @@ def check_vjp(function: Callable[..., Tensor], *inputs: Array, seed: int = 0, st
     random = np.random.default_rng(seed)
     tensors = [Tensor(x.astype(np.float64, copy=False), requires_grad=True) for x in inputs]
     out = function(*tensors)
-    cotangent = _normal(random, out.array)
+    cotangent = normal(random, out.array)
     out.backward(cotangent)
     noise = 16 * np.finfo(np.float64).eps / step * _sum(abs(cotangent * out.array))
     for i, tensor in enumerate(tensors):
         grad = namespace(tensor.array).zeros(tensor.shape) if tensor.grad is None else tensor.grad
         if grad.shape != tensor.shape:
             raise GradientError(f"input {i} has shape {tensor.shape}, its gradient {grad.shape}")
-        direction = _normal(random, tensor.array)
+        direction = normal(random, tensor.array)
         by_vjp = _sum(grad * direction)
         change = _moved(function, tensors, i, step * direction)
         change = change - _moved(function, tensors, i, -step * direction)
@@ -78,7 +69,8 @@ def check_vjp(function: Callable[..., Tensor], *inputs: Array, seed: int = 0, st
             )
 
 
-def _normal(random: np.random.Generator, like: Array) -> Array:
+def normal(random: np.random.Generator, like: Array) -> Array:
+    """Random numbers of an array's shape, on its device."""
     return from_host(random.standard_normal(like.shape), namespace(like))
 
 
@@ -91,37 +83,3 @@ def _moved(function: Callable[..., Tensor], tensors: list[Tensor], i: int, by: A
     moved = [Tensor(t.array + by if k == i else t.array) for k, t in enumerate(tensors)]
     with no_grad():
         return function(*moved).array
-
-
-def check_deferral(function: Callable[..., Tensor], activations: list[Array],
-                   weights: list[Array], seed: int = 0) -> None:  # fmt: skip
-    """Deferring the weights' gradients changes no bit of any gradient, and defers them.
-
-    Args:
-        function: takes the activations, then the weights, as tensors; gives one tensor.
-
-    Raises:
-        GradientError: naming the input whose gradient differs, came too early or is missing.
-    """
-    at_once = _leaves(activations, weights)
-    out = function(*at_once)
-    cotangent = _normal(np.random.default_rng(seed), out.array).astype(out.dtype)
-    out.backward(cotangent)
-    in_two = _leaves(activations, weights)
-    backward = Backward(function(*in_two), cotangent)
-    backward.run_activations()
-    early = [(t.grad is None) == t.is_weight for t in in_two]
-    backward.run_weights()
-    for i, (a, b) in enumerate(zip(at_once, in_two, strict=True)):
-        if not early[i]:
-            raise GradientError(f"input {i}: in the first half its gradient was early or missing")
-        if not _same_bits(a.grad, b.grad):
-            raise GradientError(f"input {i}: at once {a.grad}, deferred {b.grad}")
-
-
-def _leaves(activations: list[Array], weights: list[Array]) -> list[Tensor]:
-    return [Tensor(x, True) for x in activations] + [_Weight(x, True) for x in weights]
-
-
-def _same_bits(a: Any, b: Any) -> bool:
-    return a is not None and b is not None and to_host(a).tobytes() == to_host(b).tobytes()

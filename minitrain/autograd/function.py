@@ -19,12 +19,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
 from minitrain.array import Array, namespace
 from minitrain.autograd.tensor import Tensor, grad_enabled
+
+Edge: TypeAlias = "Function | Tensor"  # where a gradient goes: to a node, or to a leaf
+Needs: TypeAlias = tuple[bool, ...]  # for each input, whether its gradient is wanted
+Grads: TypeAlias = tuple[Array | None, ...]  # for each input, its gradient
 
 # Ever increasing, so that of two nodes the one that used the other's output has the larger number.
 _sequence = itertools.count()
@@ -33,20 +37,20 @@ _sequence = itertools.count()
 class Function:
     """One operation. `vjp` is the product of a vector, grad_out, with forward's Jacobian matrix."""
 
-    # Whether the output for a weight is itself a weight (a reshaped or cast one), see engine.
-    passes_weight: ClassVar[bool] = False
-    # Whether the inputs may differ in dtype, because forward only hands them on.
-    mixes_dtypes: ClassVar[bool] = False
-
     sequence: int
-    edges: tuple[Function | Tensor | None, ...]
+    edges: tuple[Edge | None, ...]
     versions: list[int]  # of the leaves among the edges, when they were used
     out_dtype: Any  # of the output, and so of the gradient that arrives
-    is_weight: bool = False
     freed: bool = False  # a backward has begun, and there can be no second one
     sources: tuple[Any, ...] = ()
-    # Called when the output's users have computed all but the gradients of weights, which are put
-    # off: what only the others read, such as a gathered weight, can go.
+
+    # Whether the inputs may differ in dtype, because forward only hands them on.
+    mixes_dtypes: ClassVar[bool] = False
+    # Of weights alone (deferral.py): whether the output for a weight is itself one, as a reshaped
+    # or cast weight is; whether this node's output is; and what drops the output's array once only
+    # the gradients of weights are still to be computed.
+    passes_weight: ClassVar[bool] = False
+    is_weight: bool = False
     on_put_off: Callable[[], None] | None = None
 
     def forward(self, *arrays: Any, **options: Any) -> Array:
@@ -57,10 +61,10 @@ class Function:
         """
         raise NotImplementedError
 
-    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+    def vjp(self, grad_out: Array, needs: Needs) -> Grads:
         """The gradient of each input i where needs[i], else anything.
 
-        May run twice, first for the inputs that are no weights and later for the weights, so it
+        May run twice, first for the inputs that are not weights and later for the weights, so it
         must leave what it reads as it is. grad_out may be shared with others: never write to it.
         A gradient may be wider than its input (float32 for float16), and sums should be: the engine
         rounds them, but for those of weights, which are added to more of their kind.
@@ -87,13 +91,28 @@ class Function:
         node.sequence = next(_sequence)
         return Tensor(out, node=node)
 
+    def check(self) -> None:
+        """Refuse a second backward, and one whose gradients would mix old and new values."""
+        if self.freed:
+            raise ValueError(
+                "backward through a graph whose backward has already run and which is freed; run "
+                "the forward again, or add the losses before one backward"
+            )
+        leaves = [edge for edge in self.edges if isinstance(edge, Tensor)]
+        for leaf, version in zip(leaves, self.versions, strict=True):
+            if leaf.version != version:
+                raise ValueError(
+                    f"{leaf} was changed in place between a forward that used it and this "
+                    "backward, whose gradients would mix old and new values; run backward first"
+                )
+
     def free(self) -> None:
         """Drop what the node holds: its backward is done."""
         self.__dict__.clear()
         self.freed = True
 
 
-def _edge(x: Any) -> Function | Tensor | None:
+def _edge(x: Any) -> Edge | None:
     """Where a gradient for x goes: to the node that made it, to a leaf, or nowhere."""
     if not isinstance(x, Tensor) or not x.requires_grad:
         return None

@@ -1,13 +1,12 @@
 """The operations as functions of tensors: `minitrain.functional`."""
 
-from minitrain.autograd.attention import WeightDropout, attention
-from minitrain.autograd.fused import dropout, embedding, gelu, linear, softmax
-from minitrain.autograd.gates import silu, swiglu
+from minitrain.autograd.attention import attention
+from minitrain.autograd.dropout import WeightDropout, dropout
+from minitrain.autograd.fused import embedding, gelu, layer_norm, linear, softmax
+from minitrain.autograd.llama import rms_norm, rotary, silu, swiglu
 from minitrain.autograd.losses import cross_entropy, token_losses
-from minitrain.autograd.norms import layer_norm, rms_norm
 from minitrain.autograd.ops import (
     add,
-    cast,
     divide,
     exp,
     log,
@@ -17,10 +16,10 @@ from minitrain.autograd.ops import (
     sqrt,
     subtract,
     tanh,
+    where,
 )
 from minitrain.autograd.reduce import matmul, max, mean, norm, sum
-from minitrain.autograd.rotary import rotary
-from minitrain.autograd.shapes import concatenate, reshape, split, take, transpose, where
+from minitrain.autograd.shapes import cast, concatenate, reshape, split, take, transpose
 
 __all__ = [
     "WeightDropout", "add", "attention", "cast", "concatenate", "cross_entropy", "divide",

@@ -1,4 +1,4 @@
-"""The operations that a transformer spends its time in, each one node with a hand-written vjp.
+"""The operations that a GPT spends its time in, each one node with a hand-written vjp.
 
 Values of less than 32 bits are computed in float32 and rounded once, at the end. What is cheap to
 compute again is not kept for the backward.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from minitrain.array import Array, accumulator, hash_grid, namespace
+from minitrain.array import Array, accumulator, namespace
 from minitrain.autograd.blocks import (
     as_matrix,
     check_ids,
@@ -18,11 +18,14 @@ from minitrain.autograd.blocks import (
     contiguous,
     flat_blocks,
     matrix_product,
+    row_blocks,
+    row_dots,
+    row_sums,
     scatter_rows,
     seal,
 )
-from minitrain.autograd.function import Function
-from minitrain.autograd.shapes import rounded, wide
+from minitrain.autograd.function import Function, Grads, Needs
+from minitrain.autograd.ops import rounded, wide
 from minitrain.autograd.tensor import Tensor
 
 
@@ -55,7 +58,7 @@ class Linear(Function):
             return self.weight.array.reshape(outer, inner).T
         return self.weight.array.reshape(inner, outer)
 
-    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+    def vjp(self, grad_out: Array, needs: Needs) -> Grads:
         grad, x = as_matrix(grad_out, len(self.outer)), as_matrix(self.x, len(self.inner))
         grad_x = grad_weight = grad_bias = None
         if needs[0]:
@@ -76,9 +79,48 @@ class Embedding(Function):
         self.ids, self.rows, self.sealed = ids, len(table), seal(ids)
         return table[ids]
 
-    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+    def vjp(self, grad_out: Array, needs: Needs) -> Grads:
         check_seal("an embedding's ids", self.sealed, self.ids)
         return (scatter_rows(as_matrix(grad_out), self.ids.reshape(-1), self.rows),)
+
+
+class LayerNorm(Function):
+    """(x - mean) / sqrt(variance + ε) · weight + bias over the last axis (Ba et al. 2016)."""
+
+    def forward(self, x: Array, weight: Array, bias: Array, *, epsilon: float) -> Array:
+        xp, dtype, columns = namespace(x), accumulator(x.dtype), max(1, x.shape[-1])
+        matrix = as_matrix(x)
+        out, self.normal = xp.empty_like(matrix), xp.empty_like(matrix)
+        self.rstd, self.weight = xp.empty((len(matrix), 1), dtype), self.sources[1]
+        for a, y, normal, rstd in row_blocks(matrix, out, self.normal, self.rstd):
+            a = a.astype(dtype, copy=False)
+            centred = a - row_sums(a) / columns
+            rstd[...] = 1 / xp.sqrt(row_dots(centred, centred) / columns + epsilon)
+            centred *= rstd
+            normal[...] = centred
+            centred *= weight
+            centred += bias
+            y[...] = centred
+        return out.reshape(x.shape)
+
+    def vjp(self, grad_out: Array, needs: Needs) -> Grads:
+        columns = max(1, grad_out.shape[-1])
+        grad = as_matrix(grad_out)
+        grad_x = grad_weight = grad_bias = None
+        if needs[0]:
+            weight, grad_x = self.weight.array, namespace(grad).empty_like(self.normal)
+            for g, normal, rstd, out in row_blocks(grad, self.normal, self.rstd, grad_x):
+                g = g.astype(rstd.dtype, copy=False) * weight
+                # The mean and the variance depend on x too: take their share out again.
+                g -= row_sums(g) / columns + normal * (row_dots(g, normal) / columns)
+                g *= rstd
+                out[...] = g
+            grad_x = grad_x.reshape(grad_out.shape)
+        if needs[1]:
+            grad_weight = column_sums(wide(grad) * self.normal)
+        if needs[2]:
+            grad_bias = column_sums(grad)
+        return grad_x, grad_weight, grad_bias
 
 
 class Gelu(Function):
@@ -97,7 +139,7 @@ class Gelu(Function):
             y[...] = t
         return out
 
-    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+    def vjp(self, grad_out: Array, needs: Needs) -> Grads:
         xp, dtype = namespace(grad_out), accumulator(grad_out.dtype)
         grad = xp.empty_like(self.x)
         for a, g, out in flat_blocks(self.x, contiguous(grad_out), grad):
@@ -143,36 +185,11 @@ class Softmax(Function):
             self.y = rounded(e, x)
         return self.y
 
-    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+    def vjp(self, grad_out: Array, needs: Needs) -> Grads:
         y = wide(self.y)
         grad = grad_out * y
         grad -= y * grad.sum(axis=self.axis, keepdims=True)
         return (grad,)
-
-
-class Dropout(Function):
-    """Zero where the hash of an element's indices says so, the rest scaled by 1 / (1 - rate)."""
-
-    def forward(self, x: Array, *, rate: float, key: int, indices: tuple[Array, ...]) -> Array:
-        self.keep = keep_mask(rate, key, *indices)
-        self.scale = 1 / (1 - float(rate))
-        return rounded(self._masked(x), x)
-
-    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
-        return (self._masked(grad_out),)
-
-    def _masked(self, x: Array) -> Array:
-        out = wide(x) * self.keep
-        out *= self.scale
-        return out
-
-
-def keep_mask(rate: float, key: int, *indices: Array) -> Array:
-    """Which points of the grid spanned by the index arrays are kept: each with chance 1 - rate.
-
-    A function of (key, indices) alone, so that every layout, and a second forward, draws the same.
-    """
-    return hash_grid(key, *indices) >= round(rate * 2**32)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, contract: int = 1,
@@ -201,6 +218,19 @@ def embedding(table: Tensor, ids: Any) -> Tensor:
     return Embedding.apply(table, ids=ids)
 
 
+def check_widths(x: Tensor, *parameters: Tensor) -> None:
+    for parameter in parameters:
+        if parameter.shape != x.shape[-1:]:
+            raise ValueError(f"a norm of {x.shape} needs parameters {x.shape[-1:]}: "
+                             f"{parameter.shape}")  # fmt: skip
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float = 1e-5) -> Tensor:
+    """Normalise the last axis to mean 0 and variance 1, scale and shift: (..., C), (C,), (C,)."""
+    check_widths(x, weight, bias)
+    return LayerNorm.apply(x, weight, bias, epsilon=epsilon)
+
+
 def gelu(x: Tensor) -> Tensor:
     """The Gaussian error linear unit, in its tanh form."""
     return Gelu.apply(x)
@@ -209,15 +239,3 @@ def gelu(x: Tensor) -> Tensor:
 def softmax(x: Tensor, axis: int = -1) -> Tensor:
     """e^x over its sum along axis; zeros where all of x is -inf."""
     return Softmax.apply(x, axis=axis)
-
-
-def dropout(x: Tensor, rate: float, key: int, *indices: Array) -> Tensor:
-    """Zero elements with chance `rate` and scale the rest by 1 / (1 - rate).
-
-    Args:
-        key: which draw, 64 bits: a hash of seed, step and site.
-        indices: integer arrays that broadcast to x's shape: each element's global indices.
-    """
-    if not 0 <= rate < 1:
-        raise ValueError(f"a dropout rate lies in [0, 1), got {rate}")
-    return Dropout.apply(x, rate=rate, key=key, indices=indices)

@@ -7,12 +7,12 @@ from typing import Any
 
 from minitrain.array import Array, accumulator, namespace
 from minitrain.autograd.blocks import as_matrix, check_ids, row_blocks, row_sums
-from minitrain.autograd.function import Function
+from minitrain.autograd.function import Function, Grads, Needs
 from minitrain.autograd.tensor import Tensor
 
 
 class TokenLosses(Function):
-    """The loss of each token; see `token_losses`.
+    """The loss of each token, or their sum divided by `divisor`; see `token_losses`.
 
     Written so that the vocabulary may be cut: the columns here are those from `first` on of
     `vocab`, and `merge` makes the numbers of all columns from those of each part. Here there is
@@ -20,10 +20,12 @@ class TokenLosses(Function):
     """
 
     def forward(self, logits: Array, *, labels: Array, ignore: int, smoothing: float,
-                z_loss: float, first: int, vocab: int) -> Array:  # fmt: skip
+                z_loss: float, first: int, vocab: int,
+                divisor: float | None = None) -> Array:  # fmt: skip
         xp, dtype, columns = namespace(logits), accumulator(logits.dtype), logits.shape[-1]
         self.logits, self.smoothing, self.z_loss = as_matrix(logits), smoothing, z_loss
-        self.vocab, labels = vocab, labels.reshape(-1, 1)
+        self.vocab, self.divisor, self.shape = vocab, divisor, logits.shape
+        labels = labels.reshape(-1, 1)
         self.valid = labels != ignore
         self.here = (labels >= first) & (labels < first + columns)
         self.labels = xp.where(self.here, labels - first, 0)
@@ -41,16 +43,17 @@ class TokenLosses(Function):
         self.lse = peak + xp.log(total)
         losses = self.lse - (1 - smoothing) * target - smoothing / vocab * summed
         losses += z_loss * self.lse * self.lse
-        return xp.where(self.valid, losses, xp.zeros((), dtype)).reshape(logits.shape[:-1])
+        losses = xp.where(self.valid, losses, xp.zeros((), dtype)).reshape(self.shape[:-1])
+        return losses if divisor is None else losses.sum() / divisor
 
     def merge(self, peak: Array, total: Array, target: Array, summed: Array) -> tuple[Array, ...]:
         """For each token, over all columns: the largest logit, Σ e^(logit - it), the label's
         logit, Σ logits. Each (N, 1)."""
         return peak, total, target, summed
 
-    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
-        xp, columns = namespace(self.logits), self.logits.shape[1]
-        grad = xp.empty_like(self.logits)
+    def vjp(self, grad_out: Array, needs: Needs) -> Grads:
+        xp, grad = namespace(self.logits), namespace(self.logits).empty_like(self.logits)
+        grad_out = grad_out if self.divisor is None else grad_out / self.divisor
         arriving = xp.where(self.valid, grad_out.reshape(-1, 1), xp.zeros((), grad_out.dtype))
         blocks = row_blocks(self.logits, self.labels, self.here, self.lse, arriving, grad)
         for x, label, here, lse, g, out in blocks:
@@ -61,7 +64,7 @@ class TokenLosses(Function):
             p[xp.arange(len(p)), label[:, 0]] -= (1 - self.smoothing) * here[:, 0]
             p *= g
             out[...] = p
-        return (grad.reshape(*grad_out.shape, columns),)
+        return (grad.reshape(self.shape),)
 
 
 def _as_labels(labels: Any, logits: Tensor) -> Array:
@@ -93,6 +96,11 @@ def token_losses(logits: Tensor, labels: Any, *, ignore: int = -100, smoothing: 
         ValueError: shapes that differ; labels that are no integers, or outside [0, V), on the
             host; a smoothing or z_loss that cannot be.
     """
+    return _losses(logits, labels, ignore, smoothing, z_loss)
+
+
+def _losses(logits: Tensor, labels: Any, ignore: int, smoothing: float, z_loss: float,
+            **options: Any) -> Tensor:  # fmt: skip
     check_added(smoothing, z_loss)
     labels = _as_labels(labels, logits)
     if labels.shape != logits.shape[:-1]:
@@ -108,6 +116,7 @@ def token_losses(logits: Tensor, labels: Any, *, ignore: int = -100, smoothing: 
         z_loss=float(z_loss),
         first=0,
         vocab=logits.shape[-1],
+        **options,
     )
 
 
@@ -122,7 +131,6 @@ def cross_entropy(logits: Tensor, labels: Any, ignore: int = -100, smoothing: fl
 
     Shapes: logits (..., V), labels (...) -> one number.
     """
-    losses = token_losses(logits, labels, ignore=ignore, smoothing=smoothing, z_loss=z_loss)
     if total is None:
         total = int((_as_labels(labels, logits) != ignore).sum())
-    return losses.sum() / float(total or 1)
+    return _losses(logits, labels, ignore, smoothing, z_loss, divisor=float(total or 1))

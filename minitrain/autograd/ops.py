@@ -11,15 +11,29 @@ from __future__ import annotations
 
 from typing import Any
 
-from minitrain.array import Array, namespace
-from minitrain.autograd.function import Function
-from minitrain.autograd.shapes import rounded, unbroadcast, wide
+import numpy as np
+
+from minitrain.array import Array, accumulator, namespace
+from minitrain.autograd.function import Function, Grads, Needs
 from minitrain.autograd.tensor import Tensor
 
 
 def shape_of(x: Any) -> tuple[int, ...]:
     """The shape of an array; () of a Python number."""
     return getattr(x, "shape", ())
+
+
+def unbroadcast(grad: Array, shape: tuple[int, ...]) -> Array:
+    """The sum of grad over the axes along which an array of this shape was broadcast.
+
+    In at least float32 where there is something to sum.
+    """
+    if grad.shape == shape:
+        return grad
+    lead = grad.ndim - len(shape)
+    repeated = [lead + i for i, size in enumerate(shape) if size == 1 != grad.shape[lead + i]]
+    axes = (*range(lead), *repeated)
+    return grad.sum(axis=axes, keepdims=True, dtype=accumulator(grad.dtype)).reshape(shape)
 
 
 class Add(Function):
@@ -29,7 +43,7 @@ class Add(Function):
         self.a, self.b = shape_of(a), shape_of(b)
         return rounded(wide(a) + wide(b), a, b)
 
-    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+    def vjp(self, grad_out: Array, needs: Needs) -> Grads:
         return (
             unbroadcast(grad_out, self.a) if needs[0] else None,
             unbroadcast(grad_out, self.b) if needs[1] else None,
@@ -43,7 +57,7 @@ class Subtract(Function):
         self.a, self.b = shape_of(a), shape_of(b)
         return rounded(wide(a) - wide(b), a, b)
 
-    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+    def vjp(self, grad_out: Array, needs: Needs) -> Grads:
         return (
             unbroadcast(grad_out, self.a) if needs[0] else None,
             unbroadcast(-grad_out, self.b) if needs[1] else None,
@@ -57,12 +71,24 @@ class Multiply(Function):
         self.a, self.b = a, b
         return rounded(wide(a) * wide(b), a, b)
 
-    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+    def vjp(self, grad_out: Array, needs: Needs) -> Grads:
         grad = wide(grad_out)
         return (
             unbroadcast(grad * self.b, shape_of(self.a)) if needs[0] else None,
             unbroadcast(grad * self.a, shape_of(self.b)) if needs[1] else None,
         )
+
+
+def wide(x: Any) -> Any:
+    """x in float32 if it is an array of 16 bits, else as it is."""
+    return x.astype(np.float32) if hasattr(x, "dtype") and x.dtype.itemsize == 2 else x
+
+
+def rounded(out: Array, *inputs: Any) -> Array:
+    """out, computed wide, in the dtype of the first input that is an array. Of integers a floating
+    result stays floating: 1 / 2 is no integer."""
+    x = inputs[0] if hasattr(inputs[0], "dtype") else inputs[1]
+    return out if out.dtype == x.dtype or x.dtype.kind in "iub" else out.astype(x.dtype)
 
 
 class Divide(Function):
@@ -72,7 +98,7 @@ class Divide(Function):
         self.a, self.b = a, b
         return rounded(wide(a) / wide(b), a, b)
 
-    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+    def vjp(self, grad_out: Array, needs: Needs) -> Grads:
         grad = wide(grad_out) / self.b
         return (
             unbroadcast(grad, shape_of(self.a)) if needs[0] else None,
@@ -88,7 +114,7 @@ class Power(Function):
         self.x, self.exponent = x, exponent
         return rounded(wide(x) ** exponent, x)
 
-    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+    def vjp(self, grad_out: Array, needs: Needs) -> Grads:
         if self.exponent == 0:  # the slope is 0 everywhere, where 0 · 0^-1 would be NaN
             return (namespace(grad_out).zeros_like(grad_out),)
         x = _one_where_unused(self.x, grad_out)
@@ -102,7 +128,7 @@ class Exp(Function):
         self.y = namespace(x).exp(x)
         return self.y
 
-    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+    def vjp(self, grad_out: Array, needs: Needs) -> Grads:
         return (grad_out * self.y,)
 
 
@@ -113,7 +139,7 @@ class Log(Function):
         self.x = x
         return namespace(x).log(x)
 
-    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+    def vjp(self, grad_out: Array, needs: Needs) -> Grads:
         return (grad_out / _one_where_unused(self.x, grad_out),)
 
 
@@ -124,7 +150,7 @@ class Tanh(Function):
         self.y = namespace(x).tanh(x)
         return self.y
 
-    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+    def vjp(self, grad_out: Array, needs: Needs) -> Grads:
         y = wide(self.y)
         return (grad_out * (1 - y * y),)
 
@@ -137,24 +163,28 @@ class Maximum(Function):
         out = namespace(a if hasattr(a, "shape") else b).maximum(a, b)  # NaN if either is
         return rounded(out, a, b)
 
-    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+    def vjp(self, grad_out: Array, needs: Needs) -> Grads:
         return (
             unbroadcast(grad_out * self.first, self.a) if needs[0] else None,
             unbroadcast(grad_out * ~self.first, self.b) if needs[1] else None,
         )
 
 
-class Cast(Function):
-    """The same values in another dtype, rounded once; the gradient goes back in the old one."""
+class Where(Function):
+    """a where the condition holds, else b; no gradient, not even NaN, reaches what is not taken."""
 
-    passes_weight = True
+    def forward(self, a: Array, b: Array, *, condition: Array) -> Array:
+        xp = namespace(a if hasattr(a, "shape") else b)
+        self.condition = xp.array(condition)  # a copy: the caller may fill the array anew
+        self.a, self.b = shape_of(a), shape_of(b)
+        return rounded(xp.where(condition, a, b), a, b)
 
-    def forward(self, x: Array, *, dtype: Any) -> Array:
-        self.dtype = x.dtype
-        return x.astype(dtype)
-
-    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
-        return (grad_out.astype(self.dtype),)
+    def vjp(self, grad_out: Array, needs: Needs) -> Grads:
+        xp, zero = namespace(grad_out), namespace(grad_out).zeros((), grad_out.dtype)
+        return (
+            unbroadcast(xp.where(self.condition, grad_out, zero), self.a) if needs[0] else None,
+            unbroadcast(xp.where(self.condition, zero, grad_out), self.b) if needs[1] else None,
+        )
 
 
 def _one_where_unused(x: Array, grad_out: Array) -> Array:
@@ -213,6 +243,6 @@ def maximum(a: Any, b: Any) -> Tensor:
     return Maximum.apply(a, b)
 
 
-def cast(x: Tensor, dtype: Any) -> Tensor:
-    """x in another dtype."""
-    return Cast.apply(x, dtype=dtype)
+def where(condition: Any, a: Any, b: Any) -> Tensor:
+    """a where condition holds, else b."""
+    return Where.apply(a, b, condition=getattr(condition, "array", condition))

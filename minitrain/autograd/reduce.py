@@ -5,12 +5,18 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from minitrain.array import Array, namespace
-from minitrain.autograd.function import Function
-from minitrain.autograd.shapes import rounded, total, unbroadcast, wide
+from minitrain.array import Array, accumulator, namespace
+from minitrain.autograd.function import Function, Grads, Needs
+from minitrain.autograd.ops import rounded, unbroadcast, wide
 from minitrain.autograd.tensor import Tensor
 
 Axis = int | tuple[int, ...] | None
+
+
+def total(x: Array, axis: int | tuple[int, ...] | None, keepdims: bool = False) -> Array:
+    """The sum, accumulated in at least float32 and rounded once (an fp16 sum stops at 2048)."""
+    summed = x.sum(axis=axis, keepdims=keepdims, dtype=accumulator(x.dtype))
+    return summed.astype(x.dtype, copy=False)
 
 
 class Sum(Function):
@@ -20,7 +26,7 @@ class Sum(Function):
         self.shape, self.axis = x.shape, axis
         return total(x, axis, keepdims)
 
-    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+    def vjp(self, grad_out: Array, needs: Needs) -> Grads:
         return (
             namespace(grad_out).broadcast_to(_restore(grad_out, self.shape, self.axis), self.shape),
         )
@@ -34,7 +40,7 @@ class Mean(Function):
         self.count = math.prod(x.shape[i] for i in _gone(x.ndim, axis))
         return rounded(total(wide(x), axis, keepdims) / (self.count or math.nan), x)
 
-    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+    def vjp(self, grad_out: Array, needs: Needs) -> Grads:
         each = _restore(wide(grad_out), self.shape, self.axis) / (self.count or 1)
         return (namespace(grad_out).broadcast_to(each, self.shape),)
 
@@ -51,7 +57,7 @@ class Max(Function):
         self.index = moved.reshape(self.matrix).argmax(axis=1)
         return out
 
-    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+    def vjp(self, grad_out: Array, needs: Needs) -> Grads:
         xp = namespace(grad_out)
         grad = xp.zeros(self.matrix, grad_out.dtype)
         grad[xp.arange(len(grad)), self.index] = grad_out.reshape(len(grad))
@@ -67,7 +73,7 @@ class Norm(Function):
         self.x, self.y = x, _restore(y, x.shape, axis)
         return rounded(y, x)
 
-    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+    def vjp(self, grad_out: Array, needs: Needs) -> Grads:
         return (wide(grad_out).reshape(self.y.shape) * self.x / (self.y + (self.y == 0)),)
 
 
@@ -80,7 +86,7 @@ class Matmul(Function):
         self.a, self.b = a, b
         return rounded(wide(a) @ wide(b), a)
 
-    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+    def vjp(self, grad_out: Array, needs: Needs) -> Grads:
         # As matrices: a vector on the left is a row, on the right a column.
         a = wide(self.a if self.a.ndim > 1 else self.a[None, :])
         b = wide(self.b if self.b.ndim > 1 else self.b[:, None])

@@ -1,4 +1,4 @@
-"""Operations that move elements and compute nothing: each vjp moves the gradient back."""
+"""Operations that move elements, or round them: each vjp moves the gradient back."""
 
 from __future__ import annotations
 
@@ -9,39 +9,8 @@ from typing import Any
 import numpy as np
 
 from minitrain.array import Array, accumulator, namespace
-from minitrain.autograd.function import Function
+from minitrain.autograd.function import Function, Grads, Needs
 from minitrain.autograd.tensor import Tensor
-
-
-def wide(x: Any) -> Any:
-    """x in float32 if it is an array of 16 bits, else as it is."""
-    return x.astype(np.float32) if hasattr(x, "dtype") and x.dtype.itemsize == 2 else x
-
-
-def rounded(out: Array, *inputs: Any) -> Array:
-    """out, computed wide, in the dtype of the first input that is an array. Of integers a floating
-    result stays floating: 1 / 2 is no integer."""
-    x = inputs[0] if hasattr(inputs[0], "dtype") else inputs[1]
-    return out if out.dtype == x.dtype or x.dtype.kind in "iub" else out.astype(x.dtype)
-
-
-def total(x: Array, axis: int | tuple[int, ...] | None, keepdims: bool = False) -> Array:
-    """The sum, accumulated in at least float32 and rounded once (an fp16 sum stops at 2048)."""
-    summed = x.sum(axis=axis, keepdims=keepdims, dtype=accumulator(x.dtype))
-    return summed.astype(x.dtype, copy=False)
-
-
-def unbroadcast(grad: Array, shape: tuple[int, ...]) -> Array:
-    """The sum of grad over the axes along which an array of this shape was broadcast.
-
-    In at least float32 where there is something to sum.
-    """
-    if grad.shape == shape:
-        return grad
-    lead = grad.ndim - len(shape)
-    repeated = [lead + i for i, size in enumerate(shape) if size == 1 != grad.shape[lead + i]]
-    axes = (*range(lead), *repeated)
-    return grad.sum(axis=axes, keepdims=True, dtype=accumulator(grad.dtype)).reshape(shape)
 
 
 class Reshape(Function):
@@ -53,7 +22,7 @@ class Reshape(Function):
         self.shape = x.shape
         return x.reshape(shape)
 
-    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+    def vjp(self, grad_out: Array, needs: Needs) -> Grads:
         return (grad_out.reshape(self.shape),)
 
 
@@ -66,11 +35,24 @@ class Transpose(Function):
         self.axes = axes
         return x.transpose(axes)
 
-    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+    def vjp(self, grad_out: Array, needs: Needs) -> Grads:
         back = [0] * len(self.axes)
         for new, old in enumerate(self.axes):
             back[old % len(self.axes)] = new
         return (grad_out.transpose(back),)
+
+
+class Cast(Function):
+    """The same values in another dtype, rounded once; the gradient goes back in the old one."""
+
+    passes_weight = True
+
+    def forward(self, x: Array, *, dtype: Any) -> Array:
+        self.dtype = x.dtype
+        return x.astype(dtype)
+
+    def vjp(self, grad_out: Array, needs: Needs) -> Grads:
+        return (grad_out.astype(self.dtype),)
 
 
 class Take(Function):
@@ -80,7 +62,7 @@ class Take(Function):
         self.shape, self.index = x.shape, index
         return x[index]
 
-    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+    def vjp(self, grad_out: Array, needs: Needs) -> Grads:
         xp = namespace(grad_out)
         grad = xp.zeros(self.shape, accumulator(grad_out.dtype))
         if _is_basic(self.index):
@@ -103,23 +85,6 @@ def _is_basic(index: Any) -> bool:
     return all(isinstance(p, (int, np.integer, slice, type(None), type(...))) for p in parts)
 
 
-class Where(Function):
-    """a where the condition holds, else b; no gradient, not even NaN, reaches what is not taken."""
-
-    def forward(self, a: Array, b: Array, *, condition: Array) -> Array:
-        self.condition = condition
-        self.shapes = getattr(a, "shape", ()), getattr(b, "shape", ())
-        return rounded(namespace(a if hasattr(a, "shape") else b).where(condition, a, b), a, b)
-
-    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
-        xp, zero = namespace(grad_out), namespace(grad_out).zeros((), grad_out.dtype)
-        a, b = self.shapes
-        return (
-            unbroadcast(xp.where(self.condition, grad_out, zero), a) if needs[0] else None,
-            unbroadcast(xp.where(self.condition, zero, grad_out), b) if needs[1] else None,
-        )
-
-
 class Concatenate(Function):
     """Tensors joined along an axis."""
 
@@ -127,7 +92,7 @@ class Concatenate(Function):
         self.axis, self.sizes = axis, [x.shape[axis] for x in arrays]
         return namespace(arrays[0]).concatenate(arrays, axis=axis)
 
-    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+    def vjp(self, grad_out: Array, needs: Needs) -> Grads:
         # Cut by the sizes that were joined: array_split of their sum would cut elsewhere.
         ends = np.cumsum(self.sizes).tolist()
         return tuple(namespace(grad_out).split(grad_out, ends[:-1], axis=self.axis))
@@ -148,14 +113,14 @@ def transpose(x: Tensor, axes: Sequence[int]) -> Tensor:
     return Transpose.apply(x, axes=tuple(axes))
 
 
+def cast(x: Tensor, dtype: Any) -> Tensor:
+    """x in another dtype."""
+    return Cast.apply(x, dtype=dtype)
+
+
 def take(x: Tensor, index: Any) -> Tensor:
     """x[index]: integers, slices, index arrays, masks and mixtures; repeated elements add up."""
     return Take.apply(x, index=_own(index))
-
-
-def where(condition: Any, a: Any, b: Any) -> Tensor:
-    """a where condition holds, else b."""
-    return Where.apply(a, b, condition=_own(condition))
 
 
 def _own(index: Any) -> Any:

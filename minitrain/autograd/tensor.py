@@ -69,7 +69,7 @@ class Tensor:
 
     __slots__ = ("__weakref__", "array", "grad", "node", "requires_grad", "version")
 
-    # A weight's gradient may be put off (see engine.backward); only a Parameter is one by birth.
+    # A weight's gradient may be put off (see deferral.py); only a Parameter is one by birth.
     is_weight: ClassVar[bool] = False
     # NumPy must not take `array * tensor` apart element by element.
     __array_ufunc__ = None

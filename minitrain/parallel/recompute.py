@@ -19,7 +19,8 @@ from __future__ import annotations
 from typing import Any
 
 from minitrain.array import Array, accumulator
-from minitrain.autograd.engine import Backward, running
+from minitrain.autograd.deferral import Backward
+from minitrain.autograd.engine import running
 from minitrain.autograd.function import Function
 from minitrain.autograd.tensor import Tensor, enable_grad, no_grad
 from minitrain.nn import Module, current, window

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from minitrain import functional as F
-from minitrain.autograd.check import GradientError, check_deferral
-from minitrain.autograd.engine import Backward
+from minitrain.autograd.check import GradientError
+from minitrain.autograd.deferral import Backward, check_deferral
 from minitrain.autograd.function import Function
 from minitrain.autograd.tensor import Tensor
 

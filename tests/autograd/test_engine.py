@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from minitrain import functional as F
-from minitrain.autograd.engine import Backward, backward
+from minitrain.autograd.deferral import Backward
+from minitrain.autograd.engine import backward
 from minitrain.autograd.function import Function
 from minitrain.autograd.tensor import Tensor, grad_enabled, no_grad
 

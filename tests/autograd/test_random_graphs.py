@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from minitrain import functional as F
 from minitrain import nn
-from minitrain.autograd.check import check_deferral, check_vjp
-from minitrain.autograd.engine import Backward
+from minitrain.autograd.check import check_vjp
+from minitrain.autograd.deferral import Backward, check_deferral
 from minitrain.autograd.tensor import Tensor
 
 OPERATIONS: list[Callable[[Tensor, Tensor], Tensor]] = [

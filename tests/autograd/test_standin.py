@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minitrain.array import from_host, namespace, to_host
-from minitrain.autograd.check import check_deferral, check_vjp
+from minitrain.autograd.check import check_vjp
+from minitrain.autograd.deferral import check_deferral
 from minitrain.autograd.tensor import Tensor
 
 HOST = np.arange(6.0).reshape(2, 3)

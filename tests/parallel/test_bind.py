@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from minitrain import functional as F
-from minitrain.autograd.engine import Backward
+from minitrain.autograd.deferral import Backward
 from minitrain.autograd.tensor import Tensor, no_grad
 from minitrain.nn import GPT, GPTConfig, Linear, Module, Parameter, normal
 from minitrain.parallel.bind import BoundUnit, DerivedTensor, cast_to

@@ -10,7 +10,7 @@ import pytest
 from tiny_model import TINY, labelled
 
 from minitrain import functional as F
-from minitrain.autograd.engine import Backward
+from minitrain.autograd.deferral import Backward
 from minitrain.autograd.tensor import Tensor
 from minitrain.comm import Group, run_ranks
 from minitrain.layout import Layout

@@ -1,0 +1,212 @@
+"""What a Llama has that a GPT has not: RMS norm, SiLU, the gated unit, and rotary positions.
+
+Rotary positions (Su et al. 2021, "RoFormer", section 3.2) are a turn whose angle is the position.
+Features i and i + D/2 of a head are a point of a plane, which a token at position p turns by the
+angle p · base^(-2i/D). A query at p and a key at s have then a product that depends on p - s alone.
+(The paper pairs neighbours; halves are what Llama's published weights are trained with.)
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from minitrain.array import Array, accumulator, from_host, namespace
+from minitrain.autograd.blocks import (
+    as_matrix,
+    column_sums,
+    contiguous,
+    flat_blocks,
+    row_blocks,
+    row_dots,
+)
+from minitrain.autograd.function import Function, Grads, Needs
+from minitrain.autograd.fused import check_widths
+from minitrain.autograd.tensor import Tensor
+
+
+class RMSNorm(Function):
+    """x / √(mean of x² + ε) · weight over the last axis (Zhang and Sennrich 2019, section 4)."""
+
+    def forward(self, x: Array, weight: Array, *, epsilon: float) -> Array:
+        xp, dtype, columns = namespace(x), accumulator(x.dtype), max(1, x.shape[-1])
+        self.x, self.weight = as_matrix(x), self.sources[1]
+        self.rstd = xp.empty((len(self.x), 1), dtype)
+        out = xp.empty(self.x.shape, x.dtype)
+        for a, rstd, y in row_blocks(self.x, self.rstd, out):
+            a = a.astype(dtype, copy=False)
+            rstd[...] = 1 / xp.sqrt(row_dots(a, a) / columns + epsilon)
+            normal = a * rstd
+            normal *= weight
+            y[...] = normal
+        return out.reshape(x.shape)
+
+    def vjp(self, grad_out: Array, needs: Needs) -> Grads:
+        xp, dtype, columns = namespace(self.x), self.rstd.dtype, max(1, self.x.shape[1])
+        grad = as_matrix(grad_out)
+        grad_x = grad_weight = None
+        if needs[0]:
+            weight, grad_x = self.weight.array, xp.empty(self.x.shape, self.x.dtype)
+            for g, a, rstd, out in row_blocks(grad, self.x, self.rstd, grad_x):
+                g, normal = g.astype(dtype, copy=False) * weight, a * rstd
+                # The root mean square depends on x too: take its share out again.
+                g -= normal * (row_dots(g, normal) / columns)
+                g *= rstd
+                out[...] = g
+            grad_x = grad_x.reshape(grad_out.shape)
+        if needs[1]:
+            grad_weight = xp.zeros(self.x.shape[1], dtype)
+            for g, a, rstd in row_blocks(grad, self.x, self.rstd):
+                grad_weight += column_sums(g * (a * rstd))
+        return grad_x, grad_weight
+
+
+def sigmoid(x: Array) -> Array:
+    """1 / (1 + e⁻ˣ) as ½(1 + tanh(x/2)), in which nothing can overflow."""
+    s = namespace(x).tanh(x * 0.5)
+    s += 1
+    s *= 0.5
+    return s
+
+
+class Silu(Function):
+    """x · sigmoid(x) (Hendrycks and Gimpel 2016, section 2)."""
+
+    def forward(self, x: Array) -> Array:
+        xp, dtype = namespace(x), accumulator(x.dtype)
+        self.x = contiguous(x)
+        out = xp.empty_like(self.x)
+        for a, y in flat_blocks(self.x, out):
+            a = a.astype(dtype, copy=False)
+            y[...] = a * sigmoid(a)
+        return out
+
+    def vjp(self, grad_out: Array, needs: Needs) -> Grads:
+        xp, dtype = namespace(grad_out), accumulator(grad_out.dtype)
+        grad = xp.empty_like(self.x)
+        for a, g, out in flat_blocks(self.x, contiguous(grad_out), grad):
+            a = a.astype(dtype, copy=False)
+            s = sigmoid(a)
+            out[...] = g * (s * (1 + a * (1 - s)))
+        return (grad,)
+
+
+class SwiGLU(Function):
+    """silu(gate) · up (Shazeer 2020, section 2), of gate and up packed along the last axis but one.
+
+    Only the packed input is kept: the two products are cheap to compute again.
+    """
+
+    def forward(self, gate_up: Array) -> Array:
+        xp, dtype, columns = namespace(gate_up), accumulator(gate_up.dtype), gate_up.shape[-1]
+        self.x = as_matrix(gate_up, 2)
+        out = xp.empty((len(self.x), columns), gate_up.dtype)
+        for a, y in row_blocks(self.x, out):
+            gate, up = a[:, :columns].astype(dtype, copy=False), a[:, columns:]
+            s = sigmoid(gate)
+            s *= gate
+            s *= up
+            y[...] = s
+        return out.reshape(*gate_up.shape[:-2], columns)
+
+    def vjp(self, grad_out: Array, needs: Needs) -> Grads:
+        xp, dtype, columns = namespace(grad_out), accumulator(grad_out.dtype), grad_out.shape[-1]
+        grad = xp.empty(self.x.shape, self.x.dtype)
+        for a, g, out in row_blocks(self.x, as_matrix(grad_out), grad):
+            gate, up = a[:, :columns].astype(dtype, copy=False), a[:, columns:]
+            g = g.astype(dtype, copy=False)
+            s = sigmoid(gate)
+            silu = s * gate
+            out[:, columns:] = g * silu
+            # d silu / dx = s + x·s(1 - s) = s + silu·(1 - s)
+            slope = 1 - s
+            slope *= silu
+            slope += s
+            slope *= g
+            slope *= up
+            out[:, :columns] = slope
+        return (grad.reshape(*grad_out.shape[:-1], 2, columns),)
+
+
+class Rotary(Function):
+    """See `rotary`. A turn keeps lengths, so its vjp is the turn back."""
+
+    def forward(self, x: Array, *, positions: Any, base: float, part: int | None) -> Array:
+        self.part = part
+        places = np.asarray(positions, np.int64).tobytes()
+        self.tables = _tables(places, x.shape[-1], base, accumulator(x.dtype), namespace(x))
+        return self._turn(x, 1)
+
+    def vjp(self, grad_out: Array, needs: Needs) -> Grads:
+        return (self._turn(grad_out, -1),)
+
+    def _turn(self, x: Array, sign: int) -> Array:
+        """x turned forwards (sign 1) or back (-1); if only a part is turned, the rest is copied."""
+        half = x.shape[-1] // 2
+        at: tuple[Any, ...] = (...,)
+        if self.part is None:
+            out = namespace(x).empty(x.shape, x.dtype)
+        else:
+            out, at = x.copy(), (slice(None), slice(None), self.part)
+        source, target = x[at], out[at]
+        # (T, D/2) -> (T, 1, ..., D/2), to go with (B, T, ..., D/2)
+        cos, sin = (t.reshape(len(t), *[1] * (source.ndim - 3), half) for t in self.tables)
+        a, b = source[..., :half], source[..., half:]
+        target[..., :half] = a * cos - b * (sign * sin)
+        target[..., half:] = b * cos + a * (sign * sin)
+        return out
+
+
+@lru_cache(maxsize=8)  # every layer asks for the same
+def _tables(places: bytes, width: int, base: float, dtype: Any, xp: Any) -> tuple[Array, Array]:
+    """cos and sin of each position's angles, (T, D/2), made in float64 and rounded once."""
+    positions = np.frombuffer(places, np.int64)
+    angles = positions[:, None] * base ** (-np.arange(0, width, 2) / width)
+    cos, sin = (from_host(f(angles).astype(dtype), xp) for f in (np.cos, np.sin))
+    return cos, sin
+
+
+def rms_norm(x: Tensor, weight: Tensor, epsilon: float = 1e-5) -> Tensor:
+    """Scale the last axis to a root mean square of 1, then by weight: (..., C), (C,)."""
+    check_widths(x, weight)
+    return RMSNorm.apply(x, weight, epsilon=epsilon)
+
+
+def silu(x: Tensor) -> Tensor:
+    """The sigmoid linear unit, x · sigmoid(x)."""
+    return Silu.apply(x)
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    """silu(gate) · up.
+
+    Shapes: gate_up (..., 2, F), gate first -> (..., F).
+    """
+    if gate_up.ndim < 2 or gate_up.shape[-2] != 2:
+        raise ValueError(f"swiglu needs gate and up as an axis of 2, (..., 2, F): {gate_up.shape}")
+    return SwiGLU.apply(gate_up)
+
+
+def rotary(x: Tensor, positions: Any, base: float = 10000.0, part: int | None = None) -> Tensor:
+    """Turn each pair of features by its position's angle.
+
+    Args:
+        positions: (T,) integers.
+        base: how slowly the last pair turns: by about 1 / base per position.
+        part: turn only x[:, :, part], such as the keys (0) of packed keys and values.
+
+    Shapes: x (B, T, ..., D), D even -> the same.
+
+    Raises:
+        ValueError: an odd D, or not as many positions as x has tokens.
+    """
+    if x.shape[-1] % 2:
+        raise ValueError(
+            f"rotary positions turn pairs of features, and {x.shape[-1]} of them are odd in "
+            "number; give heads an even width"
+        )
+    if len(positions) != x.shape[1]:
+        raise ValueError(f"rotary: {x.shape[1]} tokens, but {len(positions)} positions")
+    return Rotary.apply(x, positions=positions, base=base, part=part)
