@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from minitrain.lazy import attribute
 
 if TYPE_CHECKING:
-    from minitrain.nn.attention import Attention, AttentionCore, GroupedAttention
     from minitrain.nn.config import GPTConfig, LlamaConfig
     from minitrain.nn.gpt import GPT, MLP, Block
     from minitrain.nn.layers import (
@@ -24,20 +23,27 @@ if TYPE_CHECKING:
         Table,
     )
     from minitrain.nn.llama import GatedMLP, Llama, LlamaBlock, TokenEmbedding
-    from minitrain.nn.module import Module, Parameter, UnfilledError, constant, normal
-    from minitrain.nn.transformer import Transformer
-    from minitrain.nn.windows import Window, current, window
+    from minitrain.nn.module import (
+        Module,
+        Parameter,
+        UnfilledError,
+        Window,
+        constant,
+        current,
+        normal,
+        window,
+    )
+    from minitrain.nn.transformer import Attention, AttentionCore, GroupedAttention, Transformer
 
 _NAMES = {
-    "attention": ("Attention", "AttentionCore", "GroupedAttention"),
     "config": ("GPTConfig", "LlamaConfig"),
     "gpt": ("GPT", "MLP", "Block"),
     "layers": ("CrossEntropy", "Dropout", "Embedding", "Head", "LayerNorm", "Linear", "RMSNorm",
                "Table"),
     "llama": ("GatedMLP", "Llama", "LlamaBlock", "TokenEmbedding"),
-    "module": ("Module", "Parameter", "UnfilledError", "constant", "normal"),
-    "transformer": ("Transformer",),
-    "windows": ("Window", "current", "window"),
+    "module": ("Module", "Parameter", "UnfilledError", "Window", "constant", "current", "normal",
+               "window"),
+    "transformer": ("Attention", "AttentionCore", "GroupedAttention", "Transformer"),
 }  # fmt: skip
 
 __all__ = [

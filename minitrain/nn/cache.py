@@ -15,8 +15,8 @@ from minitrain.array import Array, namespace
 from minitrain.autograd import functional as F
 from minitrain.autograd.attention import unpack
 from minitrain.autograd.tensor import Tensor
-from minitrain.nn.attention import AttentionCore
 from minitrain.nn.families import Model
+from minitrain.nn.transformer import AttentionCore
 
 
 class CachingCore(AttentionCore):

@@ -8,11 +8,10 @@ from collections.abc import Container
 from minitrain.array import Array
 from minitrain.autograd import functional as F
 from minitrain.autograd.tensor import Tensor
-from minitrain.nn.attention import Attention
 from minitrain.nn.config import TABLE, GPTConfig
 from minitrain.nn.layers import Dropout, Embedding, Head, LayerNorm, Linear
 from minitrain.nn.module import Init, Module, Parameter, normal
-from minitrain.nn.transformer import Transformer
+from minitrain.nn.transformer import Attention, Transformer
 
 
 class MLP(Module):

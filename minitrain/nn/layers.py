@@ -12,8 +12,7 @@ from minitrain.autograd import functional as F
 from minitrain.autograd.losses import check_added
 from minitrain.autograd.tensor import Tensor, grad_enabled
 from minitrain.errors import UserError
-from minitrain.nn.module import Init, Module, Parameter, constant, normal
-from minitrain.nn.windows import Window, current
+from minitrain.nn.module import Init, Module, Parameter, Window, constant, current, normal
 
 
 class Linear(Module):

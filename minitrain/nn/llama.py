@@ -11,11 +11,10 @@ from collections.abc import Container
 from minitrain.array import Array
 from minitrain.autograd import functional as F
 from minitrain.autograd.tensor import Tensor
-from minitrain.nn.attention import GroupedAttention
 from minitrain.nn.config import TABLE, LlamaConfig
 from minitrain.nn.layers import Head, Linear, RMSNorm, Table
 from minitrain.nn.module import Init, Module, Parameter, normal
-from minitrain.nn.transformer import Transformer
+from minitrain.nn.transformer import GroupedAttention, Transformer
 
 
 class TokenEmbedding(Module):

@@ -1,9 +1,8 @@
 """Optimizers on flat arrays, learning-rate schedules, clipping: plain arrays, no tensors."""
 
 from minitrain.optim.adamw import AdamW
-from minitrain.optim.clip import clip_factor, square_sum
 from minitrain.optim.loss_scale import LossScale
-from minitrain.optim.optimizer import Optimizer
+from minitrain.optim.optimizer import Optimizer, clip_factor, square_sum
 from minitrain.optim.schedule import SHAPES, Schedule
 from minitrain.optim.sgd import SGD
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from minitrain.array import Array, stream
 from minitrain.batch import IGNORE, Batch
-from minitrain.nn.windows import Window, window
+from minitrain.nn.module import Window, window
 from minitrain.optim import Optimizer, clip_factor, square_sum
 
 

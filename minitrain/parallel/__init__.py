@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from minitrain.parallel.compose import parallelize
     from minitrain.parallel.cuts import column, declared, row, vocabulary
     from minitrain.parallel.mesh import Mesh
-    from minitrain.parallel.model import Loss, ParallelModel
     from minitrain.parallel.table import placements
+    from minitrain.parallel.worker import Loss, ParallelModel
 
 _NAMES = {
     "compose": ("parallelize",),
     "cuts": ("column", "declared", "row", "vocabulary"),
     "mesh": ("Mesh",),
-    "model": ("Loss", "ParallelModel"),
     "table": ("placements",),
+    "worker": ("Loss", "ParallelModel"),
 }
 
 __all__ = [

@@ -21,13 +21,13 @@ from minitrain.parallel.bind import BoundUnit, Derive, cast_to
 from minitrain.parallel.flat import Flat
 from minitrain.parallel.inventory import check_declared, modules_of
 from minitrain.parallel.mesh import Mesh
-from minitrain.parallel.model import ParallelModel
 from minitrain.parallel.placement import Placement
 from minitrain.parallel.recompute import RecomputedBlock
 from minitrain.parallel.reduce import BUCKET, Reducer, kinds_of, plan_of
 from minitrain.parallel.sequence import Sequence, cut_sequence
 from minitrain.parallel.table import Placements, check_layout, own_links, placements, table_of
 from minitrain.parallel.tensor import cut_tensors
+from minitrain.parallel.worker import ParallelModel
 
 Strategy = Callable[[Any, Placements, Mesh], None]
 """What changes a declared model, and where its parameters live; before anything is filled."""
@@ -121,6 +121,8 @@ def _fill(flat: Flat, parameter: Parameter, mesh: Mesh, seed: int, xp: Any) -> N
 def _cut(model: Any, table: Placements, mesh: Mesh) -> None:
     """Transform the model, strategy by strategy; each sees what the ones before it left."""
     group = mesh["tp"]
+    if mesh.layout.tp == 1:
+        return  # the layout does not ask for it
     if mesh.layout.sp:
         sequence = Sequence(group)
         cut_tensors(model, table, group, sequence.enter, sequence.leave)

@@ -17,12 +17,13 @@ as with every other strategy (reduce.py).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from minitrain.batch import IGNORE, Batch, Ints
-from minitrain.nn.windows import Window
+from minitrain.nn.module import Window
 from minitrain.parallel.mesh import Mesh
 
 
@@ -54,23 +55,35 @@ class Part:
         return Window(seed, self.step, self.places, self.positions, training)
 
 
-def parts_of(batch: Batch, mesh: Mesh, micro_batches: int) -> list[Part]:
-    """The parts of a global batch that this rank computes, one for each micro-batch.
+class Shares:
+    """Which part of each batch is this rank's.
 
-    This is the one place where the loss is normalised: by a number that is known before the first
-    forward. From there on everything is a sum, over micro-batches and over ranks.
+    Args:
+        mesh: the data ranks (dp × shard) have other sequences, cp ranks other positions.
+        micro_batches: how many parts of a batch are computed one after the other.
     """
-    ranks = mesh.layout.data_ranks
-    mine = [batch.part(m, micro_batches, mesh.data_index, ranks) for m in range(micro_batches)]
-    positions = mesh.positions(batch.tokens.shape[1])
-    labels = [part.labels[:, positions] for part in mine]
-    total = count(mesh, sum(int(np.count_nonzero(ids != IGNORE)) for ids in labels))
-    return [
-        Part(part.tokens[:, positions], ids, part.places, positions, batch.step, m, total)
-        for m, (part, ids) in enumerate(zip(mine, labels, strict=True))
-    ]
 
+    def __init__(self, mesh: Mesh, micro_batches: int):
+        self.data, self.micro_batches = mesh.data, micro_batches
+        self.positions = cache(mesh.positions)
+        self.index, self.ranks = mesh.data_index, mesh.layout.data_ranks
 
-def count(mesh: Mesh, valid: int) -> int:
-    """How many tokens count in the whole batch, from this rank's."""
-    return int(mesh.data.all_reduce(np.array([float(valid)]), purpose="scalar")[0])
+    def of(self, batch: Batch, micro_batches: int | None = None) -> list[Part]:
+        """The parts of a global batch that this rank computes, one for each micro-batch.
+
+        This is the one place where the loss is normalised: by a number that is known before the
+        first forward. From there on everything is a sum, over micro-batches and over ranks.
+        """
+        count = micro_batches or self.micro_batches
+        mine = [batch.part(m, count, self.index, self.ranks) for m in range(count)]
+        positions = self.positions(batch.tokens.shape[1])
+        labels = [part.labels[:, positions] for part in mine]
+        total = self.total(sum(int(np.count_nonzero(ids != IGNORE)) for ids in labels))
+        return [
+            Part(part.tokens[:, positions], ids, part.places, positions, batch.step, m, total)
+            for m, (part, ids) in enumerate(zip(mine, labels, strict=True))
+        ]
+
+    def total(self, valid: int) -> int:
+        """How many tokens count in the whole batch, from this rank's."""
+        return int(self.data.all_reduce(np.array([float(valid)]), purpose="scalar")[0])

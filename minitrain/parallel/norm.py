@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from minitrain.optim.clip import square_sum
+from minitrain.optim.optimizer import square_sum
 from minitrain.parallel.flat import Flat
 from minitrain.parallel.mesh import Mesh
 from minitrain.parallel.table import Entry, Placements

@@ -9,8 +9,8 @@ import pytest
 
 import minitrain as mt
 from minitrain.nn import GPT, GPTConfig, Llama, LlamaConfig
-from minitrain.nn.attention import AttentionCore
 from minitrain.nn.cache import CachingCore, caching
+from minitrain.nn.transformer import AttentionCore
 
 MODELS: dict[str, Any] = {
     "gpt": lambda: GPT(GPTConfig(vocab=11, context=12, layers=2, heads=2, width=8, dropout=0.5)),

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
+from importlib import import_module
+from inspect import isfunction
 from typing import Any
 
 import pytest
 
 from minitrain.nn import GPTConfig
-from minitrain.oracle import FAULTS, planted, verify
-from minitrain.oracle.mutants_data import DATA
-from minitrain.parallel.model import ParallelModel
+from minitrain.oracle import FAULTS, faults, planted, verify
+from minitrain.oracle.faults import SEAMS, Fault
+from minitrain.parallel.worker import ParallelModel
 
 SMALL = GPTConfig(vocab=17, context=6, layers=2, heads=2, width=8, dropout=0.1)
+
+DATA = [name for name, fault in FAULTS.items() if fault.module == "data"]
 
 # What each fault is first seen in, on two data ranks. A fault that a table does not have fails.
 SEEN = {
@@ -53,15 +59,84 @@ def test_without_a_fault_all_is_equal() -> None:
         assert report.worst.error < 1e-12
 
 
-def test_a_fault_is_there_as_long_as_it_is_planted() -> None:
-    def originals() -> list[Any]:
-        return [vars(owner).get(attribute) for owner, attribute, _ in FAULTS.values()]
+def standing() -> dict[str, Any]:
+    """What stands at each seam itself, not at a base class or module that it came from."""
+    owners = {seam: faults.at(seam)[:2] for seam in SEAMS}
+    return {seam: vars(owner)[attribute] for seam, (owner, attribute) in owners.items()}
 
-    before = originals()
-    for name, (owner, attribute, replacement) in FAULTS.items():
+
+def test_every_seam_resolves_and_has_a_fault() -> None:
+    for seam in SEAMS:
+        owner, attribute, original = faults.at(seam)
+        assert getattr(owner, attribute) is original
+        assert callable(original) or isinstance(original, property)
+    assert {fault.seam for fault in FAULTS.values()} <= SEAMS.keys()
+
+
+def test_a_fault_is_there_as_long_as_it_is_planted() -> None:
+    before = standing()
+    for name, fault in FAULTS.items():
         with planted(name):
-            assert vars(owner)[attribute] is replacement
-    assert originals() == before
+            now = standing()
+            assert now[fault.seam] is not before[fault.seam], name
+            assert {s: x for s, x in now.items() if s != fault.seam} == {
+                s: x for s, x in before.items() if s != fault.seam
+            }
+        after = standing()
+        assert all(after[seam] is before[seam] for seam in SEAMS), name
+    with pytest.raises(ZeroDivisionError), planted("norm-of-copies"):
+        raise ZeroDivisionError
+    assert standing() == before
+
+
+def test_every_fault_is_a_function_and_every_function_a_fault() -> None:
+    for module in {fault.module for fault in FAULTS.values()}:
+        found = vars(import_module(f"{faults.__name__}.{module}")).items()
+        functions = {
+            name
+            for name, value in found
+            if isfunction(value) and value.__module__.endswith(f"faults.{module}")
+        }
+        listed = {
+            name.replace("-", "_") for name, fault in FAULTS.items() if fault.module == module
+        }
+        assert {name for name in functions if not name.startswith("_")} == listed
+        assert all(vars(import_module(f"{faults.__name__}.{module}"))[n].__doc__ for n in listed)
+
+
+def test_faults_are_loaded_only_to_be_planted() -> None:
+    code = (
+        "import sys, minitrain.oracle as o\n"
+        "mine = sorted(m for m in sys.modules if m.startswith('minitrain.oracle.faults'))\n"
+        "assert mine == ['minitrain.oracle.faults'], mine\n"
+        "with o.planted('norm-of-copies'):\n"
+        "    assert 'minitrain.oracle.faults.data' in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_renamed_seam_breaks_its_faults_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    code = (
+        "import minitrain.parallel.norm as norm\n"
+        "norm.Norm.amount = norm.Norm.__dict__['value']\n"
+        "del norm.Norm.value\n"
+        "import minitrain.oracle as o\n"
+        "try:\n"
+        "    with o.planted('norm-of-copies'): pass\n"
+        "except AttributeError as error: print(error)\n"
+        "with o.planted('tp-norm-of-copies'): pass\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, text=True
+    )
+    assert "'value'" in result.stdout
+    monkeypatch.setitem(SEAMS, "gone", "minitrain.parallel.norm:Norm.gone")
+    monkeypatch.setitem(FAULTS, "norm-of-copies", Fault("gone", "data"))
+    with pytest.raises(AttributeError, match="gone"):
+        planted("norm-of-copies").__enter__()
+    assert verify(SMALL, "dp1", batch=6, steps=1).ok
 
 
 def test_an_unknown_fault_is_refused() -> None:
@@ -78,7 +153,7 @@ def test_a_run_that_does_not_train_is_found(monkeypatch: pytest.MonkeyPatch) -> 
     """An unchanged result, and one of zeros, are wrong by more than any bound could hide."""
     from minitrain.train.step import Stepper
 
-    monkeypatch.setattr(Stepper, "_update", lambda *args: None)
+    monkeypatch.setattr(Stepper, "apply", lambda *args: None)
     report = verify(SMALL, "dp2", batch=6)
     assert str(report.first).startswith("sgd step 2 loss")
     finish: Step = ParallelModel.forward_backward

@@ -6,8 +6,7 @@ import pytest
 
 from minitrain.nn import GPTConfig, LlamaConfig
 from minitrain.nn.config import Config
-from minitrain.oracle import verify
-from minitrain.oracle.mutants_tensor import TENSOR
+from minitrain.oracle import FAULTS, verify
 from minitrain.oracle.verify import Report
 
 MODELS: dict[str, Config] = {
@@ -15,6 +14,8 @@ MODELS: dict[str, Config] = {
     # Two key/value heads on three ranks: the first is shared.
     "llama": LlamaConfig(vocab=17, context=7, layers=2, heads=6, kv_heads=2, width=12, hidden=10),
 }
+
+TENSOR = [name for name, fault in FAULTS.items() if fault.module == "tensor"]
 
 # Fault → a model, layouts on which it shows, what it is first seen in. Gradients are compared in
 # the order of the backward: wrong from norm.bias on, with the loss right, means the head's region.

@@ -16,7 +16,7 @@ from minitrain.parallel import Mesh, parallelize
 from minitrain.parallel.flat import Flat
 from minitrain.parallel.mesh import Layout
 from minitrain.parallel.placement import Placement
-from minitrain.parallel.reduce import Reducer, buckets, kinds_of, plan_of
+from minitrain.parallel.reduce import Reducer, buckets, plan_of
 from minitrain.parallel.table import Entry
 
 SHAPES = {"table": (5, 3), "bias": (3,), "up": (3, 7), "gain": (7,), "down": (7, 3)}

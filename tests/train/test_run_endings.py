@@ -12,7 +12,7 @@ from small_run import arrays, config, do, records, run_of, steps_of
 
 from minitrain.comm import Group, run_ranks
 from minitrain.parallel.flat import Flat
-from minitrain.parallel.model import ParallelModel
+from minitrain.parallel.worker import ParallelModel
 from minitrain.train import loop
 from minitrain.train.disk import WriteError
 from minitrain.train.folder import FolderError

@@ -21,7 +21,7 @@ from minitrain.layout import did_you_mean
 
 SEAMS = {
     # The batch and the loss.
-    "count": "minitrain.parallel.data:count",
+    "total": "minitrain.parallel.data:Shares.total",
     "window": "minitrain.parallel.data:Part.window",
     "loss": "minitrain.parallel.worker:Worker.loss",
     "data_index": "minitrain.parallel.mesh:Mesh.data_index",
@@ -35,7 +35,7 @@ SEAMS = {
     "counts": "minitrain.parallel.norm:Norm.counts",
     # Weights and steps.
     "fill": "minitrain.parallel.flat:Flat.fill",
-    "model": "minitrain.parallel.model:ParallelModel.__init__",
+    "model": "minitrain.parallel.worker:ParallelModel.__init__",
     "apply": "minitrain.train.step:Stepper.apply",
     "step": "minitrain.train.step:Stepper.step",
     # Tensor and sequence parallelism.
@@ -65,8 +65,8 @@ FAULTS: dict[str, Fault] = {
     **{
         name: Fault(seam, "data")
         for name, seam in {
-            "mean-of-local-means": "count",
-            "loss-not-divided": "count",
+            "mean-of-local-means": "total",
+            "loss-not-divided": "total",
             "mean-of-micro-batches": "loss",
             "rank-not-reduced": "start",
             "parameter-skipped": "finish",

@@ -12,33 +12,33 @@ import numpy as np
 
 from minitrain.autograd.tensor import Tensor
 from minitrain.batch import IGNORE, Batch
-from minitrain.nn.windows import Window
+from minitrain.nn.module import Window
 from minitrain.parallel.data import Part
 from minitrain.parallel.flat import Flat
 from minitrain.parallel.mesh import Mesh
-from minitrain.parallel.model import ParallelModel
 from minitrain.parallel.norm import Norm
 from minitrain.parallel.reduce import Bucket, Reducer
-from minitrain.parallel.worker import Worker
+from minitrain.parallel.worker import ParallelModel, Worker
 from minitrain.train.step import Stepper, StepResult
 
 
-def mean_of_local_means(count: Any) -> Any:
+def mean_of_local_means(total: Any) -> Any:
     """Every rank divides by its own tokens, then all average: Megatron-LM #906, transformers
     #34191."""
-    return lambda mesh, valid: valid * mesh.data.size
+    return lambda shares, valid: valid * shares.data.size
 
 
-def loss_not_divided(count: Any) -> Any:
+def loss_not_divided(total: Any) -> Any:
     """The loss is never divided by the number of tokens: picotron, DeepSpeed #7773."""
-    return lambda mesh, valid: 1
+    return lambda shares, valid: 1
 
 
 def mean_of_micro_batches(loss: Any) -> Any:
     """Every micro-batch divides by its own tokens, then all average: transformers #24725."""
 
     def planted(worker: Worker, part: Part, training: bool) -> Any:
-        means = worker.schedule.micro_batches * worker.reducer.mesh.data.size
+        micro_batches = len(worker.instructions) // 2
+        means = micro_batches * worker.reducer.mesh.data.size
         valid = int(np.count_nonzero(part.labels != IGNORE))
         return loss(worker, replace(part, total=max(valid, 1) * means), training)
 
