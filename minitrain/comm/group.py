@@ -63,13 +63,7 @@ class Group(Members, Reductions, Movements):
     # Point to point.
 
     def send(
-        self,
-        x: Array,
-        dest: int,
-        *,
-        tag: int = 0,
-        purpose: str = "activation",
-        header: bool = True,
+        self, x: Array, dest: int, *, tag: int = 0, purpose: str = "activation", header: bool = True
     ) -> None:
         """Send x to a rank of this group; x may be changed afterwards.
 
@@ -79,13 +73,7 @@ class Group(Members, Reductions, Movements):
         self.isend(x, dest, tag=tag, purpose=purpose, header=header).wait()
 
     def isend(
-        self,
-        x: Array,
-        dest: int,
-        *,
-        tag: int = 0,
-        purpose: str = "activation",
-        header: bool = True,
+        self, x: Array, dest: int, *, tag: int = 0, purpose: str = "activation", header: bool = True
     ) -> Operation:
         """Start to send x, as it is now."""
         self.check_rank(dest, "dest")

@@ -23,7 +23,7 @@ class Reductions(Collectives):
     ) -> Any:
         """The sum (max, min, prod) of every rank's x, bitwise the same on all ranks."""
         x = sendable(x)
-        reduce = reduction(op, x.dtype, type(x))
+        reduce = reduction(op, x.dtype, x.__class__)
         name = choose("all_reduce", algorithm, x.nbytes, self._group, reduce.kept_wider)
         agreed = op, x.dtype, x.shape
         return self._call("all_reduce", name, purpose, agreed, _all_reduce, x, reduce)
@@ -40,7 +40,7 @@ class Reductions(Collectives):
         """At the root the sum (max, min, prod) of every rank's x; None elsewhere."""
         x = sendable(x)
         self._group.check_rank(root, "root")
-        reduce = reduction(op, x.dtype, type(x))
+        reduce = reduction(op, x.dtype, x.__class__)
         name = choose("reduce", algorithm, x.nbytes, self._group)
         agreed = op, x.dtype, x.shape, f"root {root}"
         return self._call("reduce", name, purpose, agreed, _reduce, x, root, reduce)
@@ -64,7 +64,7 @@ class Reductions(Collectives):
         if sizes is None:
             sizes = cut_sizes(x.shape[axis], self._group.size)
         sizes = check_sizes("reduce_scatter", sizes, self._group.size, x.shape[axis])
-        reduce = reduction(op, x.dtype, type(x))
+        reduce = reduction(op, x.dtype, x.__class__)
         name = choose("reduce_scatter", algorithm, x.nbytes, self._group, reduce.kept_wider)
         agreed = op, x.dtype, x.shape, f"axis {axis}", sizes
         args = x, axis, sizes, reduce
@@ -79,7 +79,7 @@ class Reductions(Collectives):
             product, the dtype's lowest value for a max, its highest for a min.
         """
         x = sendable(x)
-        reduce = reduction(op, x.dtype, type(x))
+        reduce = reduction(op, x.dtype, x.__class__)
         agreed = op, x.dtype, x.shape, exclusive
         return self._call("scan", "doubling", purpose, agreed, _scan, x, reduce, exclusive)
 
