@@ -3,7 +3,7 @@
 Suites: `mpi` starts mpiexec with 2 and 4 ranks and lets MPI's own all-reduce and ours take turns,
 and at 2 ranks gloo's; `threads` holds thread ranks against a loop that makes a ring's copies and
 additions and sends nothing; `many` lets the thread ranks grow; `tune` times every algorithm, for
-the table in minitrain/comm/choose.py.
+the table in minitrain/comm/algorithms/choose.py.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from turns import Step, in_turns
 
 from minitrain.array import keep_memory
 from minitrain.comm import Group, mpiexec_command, run_ranks, world
-from minitrain.comm.choose import ALGORITHMS
+from minitrain.comm.algorithms.choose import ALGORITHMS
 from minitrain.comm.run import cores
 
 MB = 1 << 20

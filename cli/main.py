@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import click
 
 from minitrain.comm.errors import LauncherError
-from minitrain.comm.launch import launched
+from minitrain.comm.mpi.launch import launched
 from minitrain.layout import did_you_mean
 
 # Name -> module of this package, function in it. What a command needs is imported by that module's
@@ -44,7 +44,7 @@ class Commands(click.Group):
 
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Run and exit; an error of usage is one line on stderr and exit status 2."""
-        from minitrain.comm.abort import end_together
+        from minitrain.comm.mpi.abort import end_together
 
         _open_closed_streams()
         with end_together():

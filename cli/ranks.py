@@ -1,4 +1,4 @@
-"""Options that say which ranks a command runs on, and the start of those ranks."""
+"""MPIOptions that say which ranks a command runs on, and the start of those ranks."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import click
 
 from minitrain.comm.errors import LauncherError
-from minitrain.comm.launch import launched, mpiexec_command
-from minitrain.comm.options import Options
+from minitrain.comm.mpi.launch import launched, mpiexec_command
+from minitrain.comm.mpi.options import MPIOptions
 from minitrain.layout import AXES, Layout, LayoutError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Wanted(NamedTuple):
     n: int | None
     backend: str | None
     device: str
-    options: Options
+    options: MPIOptions
 
 
 class Ranks(NamedTuple):
@@ -56,7 +56,7 @@ class Ranks(NamedTuple):
     backend: str
     under_mpi: bool
     device: str
-    options: Options
+    options: MPIOptions
 
     @property
     def first(self) -> bool:
@@ -136,7 +136,7 @@ def wanted_options(command: Callable[..., Any]) -> Callable[..., Any]:
     def with_wanted(*args: Any, n: int | None, backend: str | None, device: str,
                    stall_timeout: float, no_shared_memory: bool, **others: Any) -> Any:  # fmt: skip
         flags = {name: others.pop(name) for name in _MPI_FLAGS}
-        options = Options(
+        options = MPIOptions(
             stall_timeout=stall_timeout or None, shared_memory=not no_shared_memory, **flags
         )
         return command(*args, wanted=Wanted(n, backend, device, options), **others)
@@ -235,9 +235,9 @@ def read_ranks(text: str | None, words: list[str], wanted: Wanted) -> Ranks:
     return Ranks(layout, backend, under > 1, device, options)
 
 
-def _refuse_mpi_options(options: Options) -> None:
+def _refuse_mpi_options(options: MPIOptions) -> None:
     """Refuse what would do nothing."""
-    for field in dataclasses.fields(Options):
+    for field in dataclasses.fields(MPIOptions):
         if getattr(options, field.name) != field.default:
             name = field.name.replace("_", "-")
             flag = "--no-shared-memory" if field.name == "shared_memory" else f"--{name}"

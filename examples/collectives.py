@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from minitrain.comm import Group, launched, run_ranks, world
-from minitrain.comm.choose import ALGORITHMS
+from minitrain.comm.algorithms.choose import ALGORITHMS
 
 ELEMENTS = 60_000
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from minitrain.array import namespace, to_host
 from minitrain.comm import Group, run_ranks
-from minitrain.comm.choose import ALGORITHMS
+from minitrain.comm.algorithms.choose import ALGORITHMS
 
 
 def check_collectives(xp: Any, n: int = 3) -> None:

@@ -5,70 +5,53 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
 
 from minitrain.array import Array
 from minitrain.comm import report
 from minitrain.comm.errors import DeadlockError, RankFailedError
+from minitrain.comm.operation import Peers
+from minitrain.comm.reduction import Combine
 
 if TYPE_CHECKING:
     from minitrain.comm.threads import ThreadTransport
-    from minitrain.comm.transport import Combine
 
 RUNNABLE = 64
 """More threads than this that all want to run spend their time fighting for the interpreter."""
 
+Tag: TypeAlias = tuple[int, int]
+"""A route: the channel, and which call on it."""
 
-class Tag(NamedTuple):
-    """A route: the channel, and which call on it."""
-
-    channel: int
-    sequence: int
-
-
-class Key(NamedTuple):
-    """What a message and its receive have in common."""
-
-    source: int
-    dest: int
-    tag: Tag
+Key: TypeAlias = tuple[int, int, Tag]
+"""What a message and its receive have in common: source, dest, route."""
 
 
+@dataclass(slots=True, eq=False)
 class Message:
-    """Either end of a message; a send has an array, a receive may have room or a likeness."""
+    """Either end of a message.
 
-    __slots__ = (
-        "array",
-        "combine",
-        "error",
-        "finished",
-        "given",
-        "key",
-        "like",
-        "match",
-        "owner",
-        "room",
-    )
+    Attributes:
+        owner: the rank that sends it, or receives it.
+        array: of a send, what travels; of a receive, what has come.
+        room: of a receive, the array to receive into.
+        expected: of a receive, what the array that comes must look like, if that is known.
+        combine: of a receive, what fills the room, instead of a copy.
+        given: of a send: the array is a copy, for the receiver to keep.
+    """
 
-    def __init__(self, owner: ThreadTransport, key: Key, array: Array = None) -> None:
-        self.owner = owner
-        self.key = key
-        self.array = array  # a send: what travels; a receive: what has come
-        self.given = False  # a send: the array is a copy, for the receiver to keep
-        self.room: Array = None  # a receive: the array to receive into
-        self.combine: Combine | None = None  # a receive: what fills the room, instead of a copy
-        self.like: Array = None  # a receive without room: what must come, if that is known
-        self.match: Message | None = None  # a receive: the send that its owner is to copy from
-        self.finished = False
-        self.error: Exception | None = None
+    owner: ThreadTransport
+    key: Key
+    array: Array = None
+    room: Array = None
+    expected: Array = None
+    combine: Combine | None = None
+    given: bool = False
+    done: bool = False
+    error: Exception | None = None
 
-    @property
-    def done(self) -> bool:
-        """Whether this end is finished; a receive that has found its send copies now."""
-        if self.match is not None:
-            message, self.match = self.match, None
-            self.owner.hand_over(message, self)
-        return self.finished
+
+Boxes: TypeAlias = dict[Key, deque[Message]]
 
 
 class World:
@@ -78,9 +61,9 @@ class World:
         self.size = size
         self.synchronous = synchronous
         self.lock = threading.Lock()
-        self.sent: dict[Key, deque[Message]] = {}
-        self.posted: dict[Key, deque[Message]] = {}
-        self.calls: dict[Tag, report.Call] = {}
+        self.sent: Boxes = {}
+        self.posted: Boxes = {}
+        self.calls: dict[Tag, Peers] = {}
         self.names: dict[int, str] = {}
         self.live = size
         self.asleep = 0
@@ -100,13 +83,14 @@ class World:
         """A rank has returned; those that wait may now wait for nobody."""
         with self.lock:
             self.live -= 1
-            self.decide()
+            if self.live == self.asleep:
+                self.decide()
             if not self.live:
                 self.ended.set()
 
     def decide(self) -> None:
-        """Fail with a DeadlockError if every live rank is asleep; the caller holds the lock."""
-        if self.failure is None and 0 < self.live == self.asleep:
+        """All live ranks are asleep, if there are any: a deadlock; the caller holds the lock."""
+        if self.failure is None and self.live:
             self._fail(DeadlockError(report.deadlock(self)))
 
     def _fail(self, failure: BaseException) -> None:
@@ -122,16 +106,6 @@ class World:
             raise DeadlockError(str(self.failure))
         if self.failure is not None:
             raise RankFailedError(f"another rank failed: {report.one_line(self.failure)}")
-
-    def take(self, boxes: dict[Key, deque[Message]], key: Key) -> Message | None:
-        """The oldest message under a key, if any; the caller holds the lock."""
-        box = boxes.get(key)
-        if box is None:
-            return None
-        message = box.popleft()
-        if not box:
-            del boxes[key]  # so that in the end nothing is left but what was never received
-        return message
 
     def leftovers(self) -> str | None:
         """What was sent and never received, or the other way round; None if nothing was."""

@@ -7,16 +7,14 @@ from math import prod
 from typing import Any
 
 from minitrain.array import Array, from_host, namespace
-from minitrain.comm import exchange, recursive, ring, tree
-from minitrain.comm.calls import Caller, check_sizes, normal_axis
-from minitrain.comm.choose import choose
-from minitrain.comm.operation import Steps
-from minitrain.comm.peers import Peers
-from minitrain.comm.pieces import Pieces
-from minitrain.comm.transport import sendable
+from minitrain.comm.algorithms import direct, ring, tree
+from minitrain.comm.algorithms.choose import ALGORITHMS, choose
+from minitrain.comm.algorithms.pieces import Pieces
+from minitrain.comm.collective import Collectives, check_sizes, normal_axis, sendable
+from minitrain.comm.operation import Peers, Steps
 
 
-class Movements(Caller):
+class Movements(Collectives):
     """Arrays arrive bitwise as they were.
 
     Receivers that know the shape of what comes say so with `like` (an array, or
@@ -42,8 +40,8 @@ class Movements(Caller):
             x = _root_array("broadcast", x, root, like)
         else:
             x = None if like is None else namespace(like).empty(like.shape, like.dtype)
-        peers = self._open("broadcast", name, purpose, f"root {root}", known)
-        return self._run(peers, _broadcast(peers, x, root, like is None))
+        agreed = f"root {root}", known
+        return self._call("broadcast", name, purpose, agreed, _broadcast, x, root, like is None)
 
     def all_gather(
         self,
@@ -73,8 +71,8 @@ class Movements(Caller):
             name = choose("all_gather", algorithm, total, self._group)
         elif algorithm not in (None, "ring"):
             raise ValueError(f"all_gather by {algorithm} needs sizes: every rank must know them")
-        peers = self._open("all_gather", name, purpose, x.dtype, rest, f"axis {axis}", sizes)
-        return self._run(peers, _all_gather(peers, x, axis, sizes))
+        agreed = x.dtype, rest, f"axis {axis}", sizes
+        return self._call("all_gather", name, purpose, agreed, _all_gather, x, axis, sizes)
 
     def gather(self, x: Array, root: int = 0, *, purpose: str = "scalar") -> Any:
         """At the root the list of every rank's x, which may differ in shape; None elsewhere.
@@ -83,8 +81,7 @@ class Movements(Caller):
         """
         x = sendable(x)
         self._group.check_rank(root, "root")
-        peers = self._open("gather", "direct", purpose, f"root {root}")
-        return self._run(peers, _gather(peers, x, root))
+        return self._call("gather", "direct", purpose, (f"root {root}",), _gather, x, root)
 
     def scatter(
         self,
@@ -107,9 +104,8 @@ class Movements(Caller):
                     f"for each rank, not {'none' if xs is None else len(xs)}"
                 )
             xs = [sendable(x) for x in xs]
-        known = "headers" if like is None else "like"
-        peers = self._open("scatter", "direct", purpose, f"root {root}", known)
-        return self._run(peers, _scatter(peers, xs, root, like))
+        agreed = f"root {root}", "headers" if like is None else "like"
+        return self._call("scatter", "direct", purpose, agreed, _scatter, xs, root, like)
 
     def all_to_all(
         self,
@@ -132,17 +128,15 @@ class Movements(Caller):
             if algorithm not in (None, "pairwise"):
                 raise ValueError(f"all_to_all by {algorithm} needs one array of equal blocks")
             blocks = [sendable(x) for x in xs]
-            peers = self._open("all_to_all", "pairwise", purpose, "a list", like is not None)
-            return self._run(peers, _all_to_all(peers, blocks, like))
+            agreed = "a list", like is not None
+            return self._call("all_to_all", "pairwise", purpose, agreed, _all_to_all, blocks, like)
         x = sendable(xs)
         name = choose("all_to_all", algorithm, x.nbytes, self._group)
-        peers = self._open("all_to_all", name, purpose, x.dtype, x.shape)
-        return self._run(peers, _all_to_all_equal(peers, x))
+        return self._call("all_to_all", name, purpose, (x.dtype, x.shape), _all_to_all_equal, x)
 
     def barrier(self) -> Any:
         """Return once every rank of the group has come here."""
-        peers = self._open("barrier", "dissemination", "control")
-        return self._run(peers, tree.barrier(peers))
+        return self._call("barrier", "dissemination", "control", (), tree.barrier)
 
 
 def _root_array(op: str, x: Array | None, root: int, like: Array | None) -> Array:
@@ -176,14 +170,7 @@ def _all_gather(peers: Peers, x: Array, axis: int, sizes: Sequence[int] | None) 
     counts = [prod(shape) for shape in shapes]
     out = Pieces(xp.empty(sum(counts), x.dtype), counts)
     out[peers.rank][...] = x.reshape(-1)
-    if peers.algorithm == "ring":
-        yield from ring.all_gather(peers, out)
-    elif peers.algorithm == "doubling":
-        yield from recursive.all_gather_doubling(peers, out)
-    elif peers.algorithm == "pairwise":
-        yield from exchange.all_gather_pairwise(peers, out)
-    else:
-        yield from exchange.all_gather_bruck(peers, out, counts)
+    yield from ALGORITHMS["all_gather"][peers.algorithm](peers, out)
     if axis == 0:
         return out.flat.reshape(sum(sizes), *x.shape[1:])
     return xp.concatenate([out[r].reshape(shape) for r, shape in enumerate(shapes)], axis=axis)
@@ -214,7 +201,7 @@ def _all_to_all(peers: Peers, xs: Sequence[Array], like: Sequence[Array] | None)
     out: list[Array] = [None] * peers.size
     if like is not None:
         out = [namespace(x).empty(x.shape, x.dtype) for x in like]
-    yield from exchange.all_to_all_pairwise(peers, xs, out, header=like is None)
+    yield from direct.all_to_all_pairwise(peers, xs, out, header=like is None)
     out[peers.rank] = xs[peers.rank].copy()
     xp = namespace(xs[peers.rank])
     return [from_host(x, xp) for x in out]
@@ -223,8 +210,8 @@ def _all_to_all(peers: Peers, xs: Sequence[Array], like: Sequence[Array] | None)
 def _all_to_all_equal(peers: Peers, x: Array) -> Steps:
     blocks = x.reshape(peers.size, x.size // peers.size)
     if peers.algorithm == "bruck":
-        return (yield from exchange.all_to_all_bruck(peers, blocks)).reshape(x.shape)
+        return (yield from direct.all_to_all_bruck(peers, blocks)).reshape(x.shape)
     out = namespace(x).empty_like(blocks)
-    yield from exchange.all_to_all_pairwise(peers, blocks, list(out), header=False)
+    yield from direct.all_to_all_pairwise(peers, blocks, list(out), header=False)
     out[peers.rank] = blocks[peers.rank]
     return out.reshape(x.shape)

@@ -7,58 +7,175 @@ its end; a non-blocking one moves on whenever this rank waits for anything, or c
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from time import perf_counter
+from types import FrameType
 from typing import Any, TypeAlias
 
+from minitrain.array import Array
+from minitrain.comm.ledger import Record
+from minitrain.comm.members import Members
+from minitrain.comm.reduction import Combine
 from minitrain.comm.transport import Request, Route, Transport
 
 Steps: TypeAlias = Generator[Sequence[Request], None, Any]
 """What a collective is: yields requests, resumes when all of them are done, returns its result."""
 
 
+_HERE = str(Path(__file__).parent)
+
+
+def call_site(frame: FrameType | None = None) -> str:
+    """The file:line from which this package was entered, as seen from a frame (default: here)."""
+    frame = frame or sys._getframe(1)
+    inside = False
+    while frame.f_back is not None:
+        here = frame.f_code.co_filename.startswith(_HERE)
+        if inside and not here:
+            break
+        inside = inside or here  # a sleeping thread's innermost frames may be the library's
+        frame = frame.f_back
+    if frame.f_code.co_filename.startswith(_HERE):
+        return "the end of the program"  # where Python itself calls what was left for then
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+@dataclass(slots=True, eq=False)
+class Peers:
+    """A group's members, as one call sees them: send to and receive from ranks 0 to size - 1.
+
+    Collectives are written on this alone. What they send is their own memory, which they leave
+    alone until the request is done; so nothing is copied and nothing relies on buffering.
+
+    Attributes:
+        op: the collective's name, and by which algorithm it goes.
+        agreed: what all members must have passed alike.
+        ranks: the members' ranks in the world.
+        route: where all messages of this call go, and no other's meanwhile.
+        site: where the program called, if anybody compares calls.
+        entered: how many members have made this call, where that can be seen.
+    """
+
+    group: Members
+    op: str
+    algorithm: str
+    purpose: str
+    ranks: Sequence[int]
+    rank: int
+    size: int
+    agreed: tuple[object, ...] = ()
+    route: Route = None
+    site: str = ""
+    entered: int = 0
+
+    @property
+    def call(self) -> str:
+        """The call with what all members must pass alike."""
+        return f"{self.op}({', '.join(map(str, (self.algorithm, *self.agreed)))})"
+
+    @property
+    def nodes(self) -> list[int]:
+        """The node that each member runs on."""
+        return [self.group.transport.nodes[rank] for rank in self.ranks]
+
+    def subset(self, ranks: Sequence[int]) -> Peers:
+        """Some of the members, this one among them, as a group of their own in the same call."""
+        world, rank, size = [self.ranks[r] for r in ranks], ranks.index(self.rank), len(ranks)
+        call = self.group, self.op, self.algorithm, self.purpose
+        return Peers(*call, world, rank, size, route=self.route)
+
+    def send(self, x: Array, dest: int, *, copy: bool = False, header: bool = False) -> Request:
+        """Start to send x; see `Transport.send`."""
+        receiver, transport = self.ranks[dest], self.group.transport
+        if transport.ledgers:
+            self._count(self.purpose, receiver, x.nbytes)
+            if header and (extra := transport.header_bytes(x)):
+                self._count("control", receiver, extra)
+        return transport.send(x, receiver, self.route, copy=copy, header=header)
+
+    def receive(
+        self,
+        out: Array | None,
+        source: int,
+        *,
+        like: Array | None = None,
+        combine: Combine | None = None,
+    ) -> Request:
+        """Start to receive into out, or, with None, what a header or `like` tells.
+
+        combine: what fills out with what has come, instead of a copy; see `Transport.receive`.
+        """
+        transport = self.group.transport
+        return transport.receive(out, self.ranks[source], self.route, like=like, combine=combine)
+
+    def exchange(
+        self, x: Array, dest: int, out: Array, source: int, combine: Combine | None = None
+    ) -> Sequence[Request]:
+        """Send x to one member and receive into out from another (or the same), at once.
+
+        Sent first, so that it is on its way, or the other copies it, while this goes on.
+        """
+        ranks, transport, route = self.ranks, self.group.transport, self.route
+        if transport.ledgers:
+            self._count(self.purpose, ranks[dest], x.nbytes)
+        message = transport.send(x, ranks[dest], route)
+        return transport.receive(out, ranks[source], route, combine=combine), message
+
+    def _count(self, purpose: str, receiver: int, nbytes: int) -> None:
+        record = Record(self.op, self.algorithm, self.group.axis, purpose, receiver)
+        self.group.record(record, nbytes)
+
+
+@dataclass(slots=True, eq=False)
 class Operation:
     """A handle on something that was started: `wait()` gives its result."""
 
-    __slots__ = ("_error", "_result", "_steps", "_transport", "done", "pending", "route")
+    _transport: Transport
+    _steps: Steps
+    route: Route = None
+    """Of a collective: where all of its messages go, and no other operation's meanwhile."""
+    pending: Sequence[Request] = ()
+    """What it waits for."""
+    done: bool = False
+    _result: Any = None
+    _error: BaseException | None = None
 
-    def __init__(self, transport: Transport, steps: Steps, route: Route = None) -> None:
-        self.route = route
-        """Of a collective: where all of its messages go, and no other operation's meanwhile."""
-        self._transport = transport
-        self._steps = steps
-        self.pending: Sequence[Request] = ()
-        self._result: Any = None
-        self._error: BaseException | None = None
-        self.done = False
-        start = perf_counter()
+    def start(self) -> Operation:
+        """Go as far as is possible at once; the rest follows whenever this rank waits."""
+        transport, start = self._transport, perf_counter()
         if not self.advance():
             transport.active.append(self)
         if transport.outbox:  # for the sake of a rank that finds all it receives, and never waits
             transport.push()
         transport.seconds += perf_counter() - start
+        return self
 
     def advance(self) -> bool:
         """Go as far as the messages that have arrived allow; True once finished."""
-        steps, pending = self._steps, self.pending
         try:
             while not self.done:
                 waiting = False
-                for request in pending:  # all are asked: that is what moves them along
+                for request in self.pending:  # all are asked: that is what moves them along
                     if not request.done:
                         waiting = True
                     elif request.error is not None:
                         raise request.error
                 if waiting:
                     return False
-                self.pending = pending = next(steps)
+                self.pending = next(self._steps)
         except StopIteration as stop:
-            self._result = stop.value
-            self._finish()
+            self._result, self.done = stop.value, True
         except BaseException as error:
-            self._error = error
-            self._finish()
+            self._error, self.done = error, True
             raise
+        finally:
+            if self.done:
+                self.pending = ()
+                if self in self._transport.active:
+                    self._transport.active.remove(self)
         return True
 
     def wait(self) -> Any:
@@ -67,30 +184,26 @@ class Operation:
         Raises what the operation failed with, even if another one's `wait` has raised it before.
         """
         if not self.done:
-            start = perf_counter()
-            self._drive()
-            self._transport.seconds += perf_counter() - start
+            transport, start = self._transport, perf_counter()
+            active = transport.active
+            if self not in active:
+                active.append(self)
+            while not self.done:
+                for operation in tuple(active):
+                    operation.advance()
+                if not self.done:
+                    transport.wait([operation.pending for operation in active])
+            if transport.outbox:
+                transport.push()
+            transport.seconds += perf_counter() - start
         if self._error is not None:
             raise self._error
         return self._result
 
     def abandon(self, error: Exception) -> None:
         """Give up what will not come to its end: `wait` raises the error."""
-        self._error = error
-        self._finish()
-
-    def _drive(self) -> None:
-        active = self._transport.active
-        while not self.done:
-            self._transport.wait([operation.pending for operation in active])
-            progress(self._transport)
-
-    def _finish(self) -> None:
-        self.done = True
-        self.pending = ()
-        active = self._transport.active
-        if active and self in active:
-            active.remove(self)
+        self._error, self.done, self.pending = error, True, ()
+        self._transport.active.remove(self)
 
 
 def progress(transport: Transport) -> None:

@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+import sys
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from minitrain.array import Array, accumulator
-from minitrain.comm.transport import Combine
 
 _FUNCTIONS = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
 _HALVES = ("float16", "bfloat16")
+
+
+class Combine(NamedTuple):
+    """What fills memory with what comes of a message, instead of a copy: out = mine op it.
+
+    first: whether mine is the left operand.
+    """
+
+    op: Reduction
+    mine: Array
+    first: bool = True
+
+    def __call__(self, came: Array, out: Array, start: int = 0) -> None:
+        """Fill out from came, the elements of the message from start on."""
+        mine = self.mine
+        part = mine if came.size == mine.size else mine[start : start + came.size]
+        left, right = (part, came) if self.first else (came, part)
+        self.op.function(left, right, out=out)
 
 
 class Reduction:
@@ -37,28 +55,11 @@ class Reduction:
         self.xp = xp
         self.kept_wider = dtype.name in _HALVES and arithmetic
         self.dtype: Any = accumulator(dtype) if self.kept_wider else dtype
-        self._function = getattr(xp, _FUNCTIONS[op])
-        self._copyto = xp.copyto
+        self.function: Any = getattr(xp, _FUNCTIONS[op])
 
     def __call__(self, a: Array, b: Array, out: Array) -> None:
         """out = a op b."""
-        self._function(a, b, out=out)
-
-    def joining(self, mine: Array, *, first: bool = True) -> Combine:
-        """For what arrives: out = mine op it, or, if mine is not to be first, it op mine."""
-
-        def combine(came: Array, out: Array, start: int = 0) -> None:
-            part = mine if came.size == mine.size else mine[start : start + came.size]
-            if first:
-                self._function(part, came, out=out)
-            else:
-                self._function(came, part, out=out)
-
-        return combine
-
-    def copy(self, x: Array, out: Array) -> None:
-        """out = x, where a reduction begins."""
-        self._copyto(out, x)
+        self.function(a, b, out=out)
 
     def round(self, x: Array, out: Array) -> None:
         """out = x in the dtype of out; a sum beyond fp16's range is inf, as it is in fp16."""
@@ -93,6 +94,8 @@ class Reduction:
 
 
 @lru_cache(maxsize=256)
-def reduction(op: str, dtype: Any, xp: Any) -> Reduction:
-    """The reduction of these names, made once."""
-    return Reduction(op, dtype, xp)
+def reduction(op: str, dtype: Any, kind: Any) -> Reduction:
+    """The reduction of these names and of arrays of this class, made once."""
+    return Reduction(
+        op, dtype, np if issubclass(kind, np.ndarray) else sys.modules[kind.__module__]
+    )

@@ -5,50 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from minitrain.array import Array, namespace
-from minitrain.comm import exchange, hierarchical, recursive, ring, tree
-from minitrain.comm.calls import Caller, check_sizes, normal_axis
-from minitrain.comm.choose import choose
-from minitrain.comm.operation import Steps
-from minitrain.comm.peers import Peers
-from minitrain.comm.pieces import Pieces
+from minitrain.array import Array
+from minitrain.comm.algorithms import recursive
+from minitrain.comm.algorithms.choose import ALGORITHMS, choose
+from minitrain.comm.algorithms.pieces import Pieces
+from minitrain.comm.collective import Collectives, check_sizes, normal_axis, sendable
+from minitrain.comm.operation import Peers, Steps
 from minitrain.comm.reduction import Reduction, reduction
-from minitrain.comm.transport import sendable
 from minitrain.cut import cut_sizes
 
-_ALL_REDUCE = {
-    "doubling": recursive.all_reduce_doubling,
-    "halving": recursive.all_reduce_halving,
-    "hierarchical": hierarchical.all_reduce,
-    "pairwise": exchange.all_reduce_pairwise,
-    "ring": ring.all_reduce,
-    "tree": tree.all_reduce,
-}
-_REDUCE = {"tree": tree.reduce, "scatter": tree.reduce_scatter_gather}
-_REDUCE_SCATTER = {
-    "halving": recursive.reduce_scatter_halving,
-    "pairwise": exchange.reduce_scatter_pairwise,
-    "ring": ring.reduce_scatter,
-}
 
-
-class Reductions(Caller):
+class Reductions(Collectives):
     """op is sum, max, min or prod; fp16 and bf16 are summed in float32 and rounded once."""
 
     def all_reduce(
-        self,
-        x: Array,
-        op: str = "sum",
-        algorithm: str | None = None,
-        *,
-        purpose: str = "gradient",
+        self, x: Array, op: str = "sum", algorithm: str | None = None, *, purpose: str = "gradient"
     ) -> Any:
         """The sum (max, min, prod) of every rank's x, bitwise the same on all ranks."""
         x = sendable(x)
-        reduce = reduction(op, x.dtype, namespace(x))
+        reduce = reduction(op, x.dtype, x.__class__)
         name = choose("all_reduce", algorithm, x.nbytes, self._group, reduce.kept_wider)
-        peers = self._open("all_reduce", name, purpose, op, x.dtype, x.shape)
-        return self._run(peers, _all_reduce(peers, x, reduce))
+        agreed = op, x.dtype, x.shape
+        return self._call("all_reduce", name, purpose, agreed, _all_reduce, x, reduce)
 
     def reduce(
         self,
@@ -62,10 +40,10 @@ class Reductions(Caller):
         """At the root the sum (max, min, prod) of every rank's x; None elsewhere."""
         x = sendable(x)
         self._group.check_rank(root, "root")
-        reduce = reduction(op, x.dtype, namespace(x))
+        reduce = reduction(op, x.dtype, x.__class__)
         name = choose("reduce", algorithm, x.nbytes, self._group)
-        peers = self._open("reduce", name, purpose, op, x.dtype, x.shape, f"root {root}")
-        return self._run(peers, _reduce(peers, x, root, reduce))
+        agreed = op, x.dtype, x.shape, f"root {root}"
+        return self._call("reduce", name, purpose, agreed, _reduce, x, root, reduce)
 
     def reduce_scatter(
         self,
@@ -86,11 +64,11 @@ class Reductions(Caller):
         if sizes is None:
             sizes = cut_sizes(x.shape[axis], self._group.size)
         sizes = check_sizes("reduce_scatter", sizes, self._group.size, x.shape[axis])
-        reduce = reduction(op, x.dtype, namespace(x))
+        reduce = reduction(op, x.dtype, x.__class__)
         name = choose("reduce_scatter", algorithm, x.nbytes, self._group, reduce.kept_wider)
         agreed = op, x.dtype, x.shape, f"axis {axis}", sizes
-        peers = self._open("reduce_scatter", name, purpose, *agreed)
-        return self._run(peers, _reduce_scatter(peers, x, axis, sizes, reduce))
+        args = x, axis, sizes, reduce
+        return self._call("reduce_scatter", name, purpose, agreed, _reduce_scatter, *args)
 
     def scan(
         self, x: Array, op: str = "sum", *, exclusive: bool = False, purpose: str = "scalar"
@@ -101,9 +79,9 @@ class Reductions(Caller):
             product, the dtype's lowest value for a max, its highest for a min.
         """
         x = sendable(x)
-        reduce = reduction(op, x.dtype, namespace(x))
-        peers = self._open("scan", "doubling", purpose, op, x.dtype, x.shape, exclusive)
-        return self._run(peers, _scan(peers, x, reduce, exclusive))
+        reduce = reduction(op, x.dtype, x.__class__)
+        agreed = op, x.dtype, x.shape, exclusive
+        return self._call("scan", "doubling", purpose, agreed, _scan, x, reduce, exclusive)
 
 
 def _all_reduce(peers: Peers, x: Array, op: Reduction) -> Steps:
@@ -111,7 +89,7 @@ def _all_reduce(peers: Peers, x: Array, op: Reduction) -> Steps:
     if op.kept_wider and peers.algorithm != "pairwise":
         flat = op.widened(flat)
     out = op.xp.empty_like(flat)
-    yield from _ALL_REDUCE[peers.algorithm](peers, flat, out, op)
+    yield from ALGORITHMS["all_reduce"][peers.algorithm](peers, flat, out, op)
     if op.kept_wider:
         out = op.rounded(out, x)
     return out if x.ndim == 1 else out.reshape(x.shape)
@@ -120,7 +98,7 @@ def _all_reduce(peers: Peers, x: Array, op: Reduction) -> Steps:
 def _reduce(peers: Peers, x: Array, root: int, op: Reduction) -> Steps:
     flat = op.widened(x.ravel())
     out = op.xp.empty_like(flat)
-    yield from _REDUCE[peers.algorithm](peers, flat, out, root, op)
+    yield from ALGORITHMS["reduce"][peers.algorithm](peers, flat, out, root, op)
     return op.rounded(out, x).reshape(x.shape) if peers.rank == root else None
 
 
@@ -128,16 +106,16 @@ def _reduce_scatter(
     peers: Peers, x: Array, axis: int, sizes: Sequence[int], op: Reduction
 ) -> Steps:
     """The parts are laid one after the other, each in the shape that its rank gets it in."""
-    xp = namespace(x)
+    xp = op.xp
     starts = [sum(sizes[:rank]) for rank in range(peers.size)]
     before = (slice(None),) * axis
     parts = [x[(*before, slice(a, a + size))] for a, size in zip(starts, sizes, strict=True)]
     flat = xp.concatenate([part.ravel() for part in parts]) if axis else x.ravel()
     if peers.algorithm != "pairwise":
         flat = op.widened(flat)
-    pieces = Pieces(flat, [part.size for part in parts])
-    out = Pieces(xp.empty_like(flat), [part.size for part in parts])
-    yield from _REDUCE_SCATTER[peers.algorithm](peers, pieces, out, op)
+    counts = [part.size for part in parts]
+    pieces, out = Pieces(flat, counts), Pieces(xp.empty_like(flat), counts)
+    yield from ALGORITHMS["reduce_scatter"][peers.algorithm](peers, pieces, out, op)
     # An array of its own, so that the room for the other ranks' parts is freed.
     mine = xp.empty(parts[peers.rank].shape, x.dtype)
     op.round(out[peers.rank].reshape(mine.shape), mine)

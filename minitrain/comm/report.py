@@ -6,51 +6,15 @@ Every function here may run while a world is failing, and must not itself raise.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
-from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
+
+from minitrain.comm.operation import call_site
 
 if TYPE_CHECKING:
     from minitrain.comm.mailbox import Message, World
 
-_HERE = str(Path(__file__).parent)
 _SHOWN = 32
 """Rows of a table that are shown before the rest is counted."""
-
-
-@dataclass
-class Call:
-    """A member's call of a collective, for the others to compare with."""
-
-    rank: int
-    call: tuple[object, ...]
-    site: str
-    entered: int = 0
-
-    @property
-    def text(self) -> str:
-        """The call with what all members must have passed alike."""
-        name, *agreed = self.call
-        return f"{name}({', '.join(map(str, agreed))})" if agreed else str(name)
-
-    def __str__(self) -> str:
-        return f"  rank {self.rank}: {self.text} at {self.site}"
-
-
-def call_site(frame: FrameType | None = None) -> str:
-    """The file:line from which this package was entered, as seen from a frame (default: here)."""
-    frame = frame or sys._getframe(1)
-    inside = False
-    while frame.f_back is not None:
-        here = frame.f_code.co_filename.startswith(_HERE)
-        if inside and not here:
-            break
-        inside = inside or here  # a sleeping thread's innermost frames may be the library's
-        frame = frame.f_back
-    if frame.f_code.co_filename.startswith(_HERE):
-        return "the end of the program"  # where Python itself calls what was left for then
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def array(x: Any) -> str:
@@ -63,12 +27,14 @@ def one_line(failure: BaseException) -> str:
     return f"{type(failure).__name__}: {failure}".splitlines()[0]
 
 
-def mismatch(group: str, first: Call, second: Call) -> str:
-    """Two members that made different calls."""
-    return (
+def mismatch(group: object, *calls: tuple[int, str, str]) -> str:
+    """Two members that made different calls: the rank, call and site of each."""
+    rows = [f"  rank {rank}: {call} at {site}" for rank, call, site in calls]
+    head = (
         f"ranks of {group} disagree about a collective: all members must make the same "
-        f"calls in the same order\n{first}\n{second}"
+        "calls in the same order"
     )
+    return "\n".join([head, *rows])
 
 
 def deadlock(world: World) -> str:
@@ -77,7 +43,7 @@ def deadlock(world: World) -> str:
     rows = []
     for rank in world.ranks:
         if rank.awaited:
-            waits = [end for requests in rank.awaited for end in requests if not end.finished]
+            waits = [end for requests in rank.awaited for end in requests if not end.done]
             what = "; ".join(_end(world, end) for end in waits)
             frame = frames.get(rank.thread)
             where = call_site(frame) if frame is not None else "an unknown place"
@@ -93,7 +59,7 @@ def unmatched_sends(world: World) -> str:
     sends = [end for box in world.sent.values() for end in box]
     if not sends:
         return "no message lies unmatched"
-    rows = [f"  rank {end.key.source}: {_end(world, end)}" for end in sends]
+    rows = [f"  rank {end.key[0]}: {_end(world, end)}" for end in sends]
     return "\n".join(["unmatched messages:", *_shorten(rows)])
 
 
@@ -106,12 +72,12 @@ def unmatched(world: World) -> str:
 
 def _end(world: World, end: Message) -> str:
     """One end of a message, as a phrase that begins with its verb."""
-    name = world.names.get(end.key.tag.channel, "an unnamed group")
-    if end.array is not None and end.owner.rank == end.key.source:
-        return f"send {array(end.array)} to rank {end.key.dest} ({name})"
-    expected = end.like if end.room is None else end.room
-    what = f" {array(expected)}" if expected is not None else ""
-    return f"receive{what} from rank {end.key.source} ({name})"
+    source, dest, (channel, _) = end.key
+    name = world.names.get(channel, "an unnamed group")
+    if end.array is not None and end.owner.rank == source:
+        return f"send {array(end.array)} to rank {dest} ({name})"
+    what = f" {array(end.expected)}" if end.expected is not None else ""
+    return f"receive{what} from rank {source} ({name})"
 
 
 def _shorten(rows: list[str]) -> list[str]:

@@ -16,17 +16,17 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
-from minitrain.array import Array, namespace
+import numpy as np
+
+from minitrain.array import Array
 from minitrain.comm import device, report
 from minitrain.comm.errors import MismatchError
-from minitrain.comm.mailbox import Key, Message, Tag, World
-from minitrain.comm.transport import Combine, Request, Transport
-
-if TYPE_CHECKING:
-    from minitrain.comm.peers import Peers
-
+from minitrain.comm.mailbox import Boxes, Message, Tag, World
+from minitrain.comm.operation import Peers, call_site
+from minitrain.comm.reduction import Combine
+from minitrain.comm.transport import Request, Transport
 
 LARGE = 1 << 15
 """Bytes from which a copy takes longer than to wake the receiver, who makes it then."""
@@ -43,40 +43,58 @@ class ThreadTransport(Transport):
         world.ranks.append(self)
         self.thread = 0  # the identity of the thread, by which a report finds its frames
         self.awaited: Sequence[Sequence[Message]] = ()  # not empty: this rank is asleep
+        self._found: list[tuple[Message, Message]] = []  # what it is to copy when it wakes
         self._gate = threading.Lock()  # held while awake; a sleeper waits for its release
         self._gate.acquire()
 
+    def begin(self, channel: int, peers: Peers) -> Tag:
+        """See `Transport.begin`: the first member leaves its call, the others compare.
+
+        Raises:
+            MismatchError: another member of the group made a different call.
+        """
+        world, tag = self.world, (channel, self.sequences[channel])
+        self.sequences[channel] += 1
+        peers.site, call = call_site(), (peers.op, peers.algorithm, peers.agreed)
+        with world.lock:
+            if world.failure is not None:
+                world.check()
+            first = world.calls.setdefault(tag, peers)
+            if (first.op, first.algorithm, first.agreed) != call:
+                calls = [(each.rank, each.call, each.site) for each in (first, peers)]
+                raise MismatchError(report.mismatch(peers.group, *calls))
+            first.entered += 1
+            if first.entered == peers.size:
+                del world.calls[tag]
+        return tag
+
     def route(self, channel: int, sequence: int) -> Tag:
         """See `Transport.route`."""
-        return Tag(channel, sequence)
+        return channel, sequence
 
-    def send(self, x: Array, dest: int, route: Tag, *, copy: bool, header: bool) -> Message:
+    def send(
+        self, x: Array, dest: int, route: Tag, *, copy: bool = False, header: bool = False
+    ) -> Message:
         """See `Transport.send`. A header costs nothing: the array is handed over as an object."""
         world = self.world
-        device.synchronise(x)
-        message = Message(self, Key(self.rank, dest, route), x)
-        with world.lock:
-            world.check()
-            receive = world.take(world.posted, message.key)
-            if receive is None and not copy:
-                world.sent.setdefault(message.key, deque()).append(message)
-                return message
-            idle = receive is not None and receive.owner.awaited
-            if receive is not None and idle and not copy and x.nbytes >= LARGE:
-                receive.match = message
-                receive.owner.stir()
-                return message
-        if receive is None:
+        if not isinstance(x, np.ndarray):
+            device.synchronise(x)
+        message = Message(self, (self.rank, dest, route), x)
+        receive = self._match(message, world.posted, None if copy else world.sent)
+        if receive is None and copy:
             message.array, message.given = x.copy(), True
             device.synchronise(x)
+            message.done = not world.synchronous
+            # The receive may have been posted while we copied.
+            receive = self._match(message, world.posted, world.sent)
+        elif receive is not None and not copy and x.nbytes >= LARGE:
             with world.lock:
-                # The receive may have been posted while we copied.
-                receive = world.take(world.posted, message.key)
-                if receive is None:
-                    world.sent.setdefault(message.key, deque()).append(message)
-                    message.finished = not world.synchronous
+                if receive.owner.awaited:
+                    receive.owner._found.append((message, receive))
+                    receive.owner.wake()
                     return message
-        self.hand_over(message, receive)
+        if receive is not None:
+            self._hand_over(message, receive)
         return message
 
     def receive(
@@ -90,65 +108,57 @@ class ThreadTransport(Transport):
     ) -> Message:
         """See `Transport.receive`."""
         world = self.world
-        if out is not None:
+        if out is not None and not isinstance(out, np.ndarray):
             device.synchronise(out)  # and what it is combined with
-        receive = Message(self, Key(source, self.rank, route))
-        receive.room, receive.like, receive.combine = out, like, combine
-        with world.lock:
-            world.check()
-            message = world.take(world.sent, receive.key)
-            if message is None:
-                world.posted.setdefault(receive.key, deque()).append(receive)
-                return receive
-        self.hand_over(message, receive)
+        expected = like if out is None else out
+        receive = Message(self, (source, self.rank, route), None, out, expected, combine)
+        message = self._match(receive, world.sent, world.posted)
+        if message is not None:
+            self._hand_over(message, receive)
         return receive
 
-    def hand_over(self, message: Message, receive: Message) -> None:
+    def _match(self, end: Message, theirs: Boxes, mine: Boxes | None) -> Message | None:
+        """The oldest other end of a message in a box of theirs; if there is none, `end` is put
+        into a box of mine."""
+        world = self.world
+        with world.lock:
+            if world.failure is not None:
+                world.check()
+            box = theirs.get(end.key)
+            if box is None:
+                if mine is not None:
+                    mine.setdefault(end.key, deque()).append(end)
+                return None
+            found = box.popleft()
+            if not box:
+                del theirs[end.key]  # so that in the end only what was never received is left
+            return found
+
+    def _hand_over(self, message: Message, receive: Message) -> None:
         """Bring what was sent to where it is received, then tell both ends."""
-        x, room = message.array, receive.room
-        expected = receive.like if room is None else room
+        x, room, expected = message.array, receive.room, receive.expected
         if expected is not None and (x.shape != expected.shape or x.dtype != expected.dtype):
+            source, dest, _ = receive.key
             receive.error = ValueError(
-                f"rank {receive.key.dest} expected {report.array(expected)} from rank "
-                f"{message.key.source}, which sent {report.array(x)}"
+                f"rank {dest} expected {report.array(expected)} from rank {source}, "
+                f"which sent {report.array(x)}"
             )
-        elif room is not None:
-            (receive.combine or _copy)(x, room)
-            receive.array = room
-        else:
+        elif room is None:
             receive.array = x if message.given else x.copy()
-        device.synchronise(x)
+        else:
+            receive.array = room
+            if receive.combine is not None:
+                receive.combine(x, room)
+            else:
+                room[...] = x
+        if not isinstance(x, np.ndarray):
+            device.synchronise(x)
         with self.world.lock:
             for end in (message, receive):
-                end.finished = True
-                end.owner.stir()
-
-    def exchange(
-        self,
-        x: Array,
-        dest: int,
-        out: Array,
-        source: int,
-        route: Tag,
-        combine: Combine | None = None,
-    ) -> Sequence[Message]:
-        """See `Transport.exchange`. Sent first, so that the other can copy while this one does."""
-        message = self.send(x, dest, route, copy=False, header=False)
-        return message, self.receive(out, source, route, combine=combine)
-
-    def stir(self) -> None:
-        """If this rank sleeps and has something to do, wake it; the caller holds the lock."""
-        if self.awaited and self._has_work():
-            self.wake()
-
-    def _has_work(self) -> bool:
-        """Whether one of the awaited lists is finished, or an awaited receive is to be copied."""
-        for requests in self.awaited:
-            if any(end.match is not None for end in requests):
-                return True
-            if all(end.finished for end in requests):
-                return True
-        return False
+                end.done = True
+                rank = end.owner
+                if rank.awaited and any(all(e.done for e in ends) for ends in rank.awaited):
+                    rank.wake()
 
     def wake(self) -> None:
         """End this rank's sleep; the caller holds the lock."""
@@ -158,49 +168,27 @@ class ThreadTransport(Transport):
 
     def wait(self, pending: Sequence[Sequence[Request]]) -> None:
         """See `Transport.wait`. Raises DeadlockError or RankFailedError."""
-        world = self.world
+        world, ends = self.world, cast(Sequence[Sequence[Message]], pending)
         with world.lock:
-            world.check()
-            self.awaited = cast(Sequence[Sequence[Message]], pending)
-            if self._has_work():
-                self.awaited = ()
+            if world.failure is not None:
+                world.check()
+            if any(all(end.done for end in requests) for requests in ends):
                 return
+            self.awaited = ends
             world.asleep += 1
-            world.decide()
+            if world.asleep == world.live:
+                world.decide()
         world.slots.release()
         self._gate.acquire()
         world.slots.acquire()
         if world.failure is not None:
             world.check()
-
-    def enter(self, peers: Peers) -> None:
-        """See `Transport.enter`: the first member leaves its call, the others compare.
-
-        Raises:
-            MismatchError: another member of the group made a different call.
-        """
-        world, tag = self.world, peers.route
-        mine = report.Call(peers.rank, peers.call, report.call_site())
-        with world.lock:
-            world.check()
-            first = world.calls.setdefault(tag, mine)
-            if first.call != mine.call:
-                raise MismatchError(report.mismatch(str(peers.group), first, mine))
-            first.entered += 1
-            if first.entered == peers.size:
-                del world.calls[tag]
+        while self._found:
+            self._hand_over(*self._found.pop())
 
     def name(self, channel: int, text: str) -> None:
         """See `Transport.name`."""
         self.world.names.setdefault(channel, text)
-
-    def header_bytes(self, x: Array) -> int:
-        """See `Transport.header_bytes`."""
-        return 0
-
-
-def _copy(came: Array, out: Array, start: int = 0) -> None:
-    namespace(came).copyto(out, came)
 
 
 def thread_world(size: int, synchronous: bool = False, nodes: Sequence[int] = ()) -> World:

@@ -1,7 +1,7 @@
 """What a collective stands on: sending and receiving arrays between the ranks of a world.
 
-Two engines are a `Transport`, ranks as threads (`threads.py`) and ranks as MPI
-processes (`mpi.py`). Everything above it, from `Group` to the last collective, is the same code.
+Two engines are a `Transport`, ranks as threads (`threads.py`) and ranks as MPI processes (`mpi/`).
+Everything above it, from `Group` to the last collective, is the same code.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import ml_dtypes
 import numpy as np
 
-from minitrain.array import Array, namespace
+from minitrain.array import Array
+from minitrain.comm.reduction import Combine
 
 if TYPE_CHECKING:
-    from minitrain.comm.operation import Operation
-    from minitrain.comm.peers import Peers
+    from minitrain.comm.operation import Operation, Peers, Steps
 
 PURPOSES = ("gradient", "parameter", "activation", "token", "scalar", "control")
 
@@ -30,21 +30,11 @@ DTYPES: tuple[np.dtype[Any], ...] = (
 )
 """The dtypes that can be sent, in the order in which a header numbers them."""
 
-_DTYPES = frozenset(DTYPES)
-
-
 Route: TypeAlias = Any
 """Where the messages of one stream go, as the transport made it from a channel and a sequence.
 
 Messages of one route and sender arrive in the order in which they were sent.
 """
-
-
-class Combine(Protocol):
-    """What fills memory with what comes of a message, instead of a copy: a reduction."""
-
-    def __call__(self, came: Array, out: Array, start: int = 0) -> None:
-        """Fill out from came, the elements of the message from start on."""
 
 
 class Request(Protocol):
@@ -84,27 +74,34 @@ class Transport(ABC):
         self.ledgers = 0
         """How many ledgers are open on this rank: with none, nothing is counted."""
         self.seconds = 0.0
-        """Time that this rank has spent in communication, copying and waiting."""
+        """The clock of `Group.seconds`, which operations move on."""
 
     @property
     def local_rank(self) -> int:
         """This rank's place among those of its node."""
-        return [r for r in range(self.size) if self.nodes[r] == self.nodes[self.rank]].index(
-            self.rank
-        )
+        here = self.nodes[self.rank]
+        return sum(node == here for node in self.nodes[: self.rank])
 
     @abstractmethod
-    def route(self, channel: int, sequence: int) -> Route:
-        """The route of one collective call on a channel; 0 for point-to-point messages.
+    def begin(self, channel: int, peers: Peers) -> Route:
+        """The route of the next collective on a channel, whose messages no other one must take:
+        several (buckets of gradients) may be in flight.
 
-        channel: a number computed from a group's axis and ranks and from the user's tag, so that
-            every member knows it without having communicated.
-        sequence: which call; calls that are in flight together (buckets of gradients) must not
-            take each other's messages.
+        If other members' calls can be seen, a different one is reported.
         """
 
     @abstractmethod
-    def send(self, x: Array, dest: int, route: Route, *, copy: bool, header: bool) -> Request:
+    def route(self, channel: int, sequence: int) -> Route:
+        """The route of one collective on a channel; 0 for point-to-point messages.
+
+        channel: a number computed from a group's axis and ranks and from the user's tag, so that
+            every member knows it without having communicated.
+        """
+
+    @abstractmethod
+    def send(
+        self, x: Array, dest: int, route: Route, *, copy: bool = False, header: bool = False
+    ) -> Request:
         """Start to send the contiguous array x.
 
         copy: x may be changed as soon as this returns. Without it, x must stay as it is until the
@@ -131,24 +128,13 @@ class Transport(ABC):
             be in use for anything else meanwhile; where memory is shared, nothing is copied.
         """
 
-    def exchange(
-        self,
-        x: Array,
-        dest: int,
-        out: Array,
-        source: int,
-        route: Route,
-        combine: Combine | None = None,
-    ) -> Sequence[Request]:
-        """Receive into out from one rank and send x to another (or the same), at once."""
-        return (
-            self.receive(out, source, route, combine=combine),
-            self.send(x, dest, route, copy=False, header=False),
-        )
-
     @abstractmethod
     def wait(self, pending: Sequence[Sequence[Request]]) -> None:
         """Sleep until all requests of one of the lists are done, or asking one moves it along."""
+
+    @abstractmethod
+    def name(self, channel: int, text: str) -> None:
+        """How a channel is called in messages to people."""
 
     def push(self) -> None:
         """Move on what is in the outbox, which its sender no longer waits for."""
@@ -158,40 +144,10 @@ class Transport(ABC):
             if not queue:
                 del self.outbox[dest]
 
-    @abstractmethod
-    def enter(self, peers: Peers) -> None:
-        """A collective begins: if other members' calls can be seen, report a different one."""
+    def checked(self, peers: Peers, steps: Steps) -> Steps:
+        """steps, after the members have compared their calls, where `check_collectives` says so."""
+        return steps
 
-    @abstractmethod
-    def name(self, channel: int, text: str) -> None:
-        """How a channel is called in messages to people."""
-
-    @abstractmethod
     def header_bytes(self, x: Array) -> int:
         """What a header adds to the message x: 0 where arrays are handed over as objects."""
-
-
-def sendable(x: Array) -> Array:
-    """x as a contiguous array of native byte order, a copy only where it must be one.
-
-    Raises:
-        ValueError: the dtype is none that can be sent; nothing is ever pickled.
-    """
-    if not isinstance(x, np.ndarray):
-        x = namespace(x).asarray(x)
-    if not x.dtype.isnative:
-        x = x.astype(x.dtype.newbyteorder("="))
-    if x.dtype not in _DTYPES:
-        raise ValueError(
-            f"cannot send dtype {x.dtype}: use one of {', '.join(d.name for d in DTYPES)} "
-            "(arrays of objects, strings or records have no fixed bytes)"
-        )
-    # ascontiguousarray makes a 0-d array 1-d, so it is asked for only where it is needed.
-    return x if x.flags.c_contiguous else namespace(x).ascontiguousarray(x)
-
-
-def check_purpose(purpose: str) -> str:
-    """purpose, if it is one that the ledger knows."""
-    if purpose not in PURPOSES:
-        raise ValueError(f"unknown purpose {purpose!r}: use one of {', '.join(PURPOSES)}")
-    return purpose
+        return 0

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from minitrain.comm.launch import mpiexec_command
+from minitrain.comm.mpi.launch import mpiexec_command
 from minitrain.train.checkpoint import files
 
 pytest.importorskip("mpi4py", reason="mpi4py is not installed: pip install 'minitrain[mpi]'")

@@ -15,7 +15,7 @@ import standin
 from click.testing import CliRunner, Result
 
 from minitrain.array import namespace
-from minitrain.comm.options import Options
+from minitrain.comm.mpi.options import MPIOptions
 from minitrain.layout import LayoutError
 from minitrain.parallel import ParallelModel
 from minitrain.train import sample
@@ -150,23 +150,23 @@ def test_without_a_gpu_it_is_one_line_and_status_2(
 
 def test_mpi_can_be_told_how_messages_travel() -> None:
     """What the command line says comes to the transport, which others test under mpiexec."""
-    given: list[Options] = []
+    given: list[MPIOptions] = []
 
     @click.command()
     @rank_options
     def probe(ranks: Ranks) -> None:
         given.append(ranks.options)
 
-    def options_of(*words: str) -> Options:
+    def options_of(*words: str) -> MPIOptions:
         CliRunner().invoke(probe, words)
         return given.pop()
 
-    assert options_of() == Options()
+    assert options_of() == MPIOptions()
     mpi = ("--backend", "mpi")
-    assert options_of("--cuda-aware", "--device", "gpu", *mpi) == Options(cuda_aware=True)
-    assert options_of("--no-shared-memory", *mpi) == Options(shared_memory=False)
+    assert options_of("--cuda-aware", "--device", "gpu", *mpi) == MPIOptions(cuda_aware=True)
+    assert options_of("--no-shared-memory", *mpi) == MPIOptions(shared_memory=False)
     both = ("--check-collectives", "--stall-timeout", "0", "--stall-abort")
-    expected = Options(check_collectives=True, stall_timeout=None, stall_abort=True)
+    expected = MPIOptions(check_collectives=True, stall_timeout=None, stall_abort=True)
     assert options_of(*both, *mpi) == expected
 
 
@@ -189,6 +189,6 @@ def test_what_is_about_mpi_ranks_is_refused_for_threads(words: list[str]) -> Non
 
 def test_cuda_aware_is_about_gpus() -> None:
     with pytest.raises(LayoutError, match=r"--cuda-aware is about GPU memory, but --device is cpu"):
-        read_ranks("dp2", [], Wanted(None, None, "cpu", Options(cuda_aware=True)))
+        read_ranks("dp2", [], Wanted(None, None, "cpu", MPIOptions(cuda_aware=True)))
     result = invoke("verify", "dp2", "--cuda-aware")
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)

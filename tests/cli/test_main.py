@@ -13,8 +13,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from minitrain.comm import LauncherError, worlds
-from minitrain.comm.launch import Launch
+from minitrain.comm import LauncherError
+from minitrain.comm.mpi import worlds
+from minitrain.comm.mpi.launch import Launch
 from minitrain_cli import main as script
 from minitrain_cli.main import COMMANDS, main
 
@@ -100,8 +101,8 @@ def test_a_launcher_of_another_mpi_is_a_usage_error(monkeypatch: pytest.MonkeyPa
 
 
 def test_where_mpi_is_missing_the_way_to_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minitrain.comm.launch.shutil.which", lambda name: None)
-    monkeypatch.setattr("minitrain.comm.launch.Path.exists", lambda path: False)
+    monkeypatch.setattr("minitrain.comm.mpi.launch.shutil.which", lambda name: None)
+    monkeypatch.setattr("minitrain.comm.mpi.launch.Path.exists", lambda path: False)
     result = CliRunner().invoke(main, ["verify", "dp2", "--backend", "mpi"])
     assert result.exit_code == 2
     assert "pip install 'minitrain[mpi]'" in result.stderr

@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from minitrain.comm import Group
-from minitrain.comm.choose import ALGORITHMS
+from minitrain.comm.algorithms.choose import ALGORITHMS
 from minitrain.cut import cut_sizes
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)

@@ -13,21 +13,22 @@ from hypothesis import strategies as st
 
 pytest.importorskip("mpi4py", reason="mpi4py is not installed: pip install 'minitrain[mpi]'")
 
-from minitrain.comm.message import Address, Done
-from minitrain.comm.reduction import reduction
-from minitrain.comm.shared.inlet import Arriving, Inlet
-from minitrain.comm.shared.lanes import slot_size
-from minitrain.comm.shared.outlet import Outlet
-from minitrain.comm.shared.slots import LINE, SLOTS, Ring
+from minitrain.comm.mpi.inlet import Inlet, LaneReceive
+from minitrain.comm.mpi.lanes import slot_size
+from minitrain.comm.mpi.outlet import Outlet
+from minitrain.comm.mpi.requests import Address, NullRequest
+from minitrain.comm.mpi.slots import LINE, SLOTS, LaneMemory
+from minitrain.comm.reduction import Combine, reduction
 
 SLOT = 64
+SUM = reduction("sum", np.dtype(float), np.ndarray)
 ADDRESSES = [Address(None, tag, channel) for tag, channel in ((0, 5), (1, 5), (0, 7))]  # type: ignore[arg-type]
 
 
 def lane() -> tuple[Outlet, Inlet]:
     """Both ends of a lane in this process's own memory."""
-    ring = Ring(np.zeros(Ring.nbytes(SLOT), np.uint8), SLOT, lambda: None)
-    return Outlet(ring), Inlet(ring)
+    memory = LaneMemory(np.zeros(LaneMemory.nbytes(SLOT), np.uint8), SLOT, lambda: None)
+    return Outlet(memory), Inlet(memory)
 
 
 def values(message: int, size: int) -> Any:
@@ -45,14 +46,13 @@ def test_messages_of_an_address_arrive_whole_and_in_order(
 ) -> None:
     """Whatever is asked for early, late or in another order than it was sent, and whoever moves."""
     outlet, inlet = lane()
-    sums = reduction("sum", np.dtype(float), np)
     waiting = defaultdict(list)
     for i, (address, size) in enumerate(messages):
         waiting[address].append((i, size, kinds[i]))
     left = [address for address, _ in messages]
     order.shuffle(left)
 
-    receives: list[tuple[Arriving | Done, Any, Any]] = []
+    receives: list[tuple[LaneReceive | NullRequest, Any, Any]] = []
 
     def ask() -> None:
         address = left.pop()
@@ -60,7 +60,7 @@ def test_messages_of_an_address_arrive_whole_and_in_order(
         want, out, like, combine = values(i, size), np.full(size, np.nan), None, None
         if kind == "combined":
             mine = np.arange(size) / 2  # not alike: each chunk joins its own part of it
-            combine, want = sums.joining(mine), want + mine
+            combine, want = Combine(SUM, mine), want + mine
         elif kind == "header-less":
             out, like = None, np.empty(size)  # type: ignore[assignment]
         receives.append((inlet.receive(out, 0, address, like, combine), out, want))
@@ -127,7 +127,7 @@ def test_a_message_of_another_size_is_not_combined(sent: int) -> None:
     outlet, inlet = lane()
     send = outlet.send(values(0, sent), 1, ADDRESSES[0])
     out = np.zeros(3)
-    joining = reduction("sum", np.dtype(float), np).joining(np.ones(3))
+    joining = Combine(SUM, np.ones(3))
     receive = inlet.receive(out, 0, ADDRESSES[0], None, joining)
     while not (send.done & receive.done):
         pass
@@ -151,7 +151,7 @@ def test_who_asks_at_once_does_not_take_what_another_has_asked_for() -> None:
     for i in range(2):
         outlet.send(values(i, 3).view(np.uint8), 1, ADDRESSES[0])
     out = np.empty(3)
-    joining = reduction("sum", np.dtype(float), np).joining(np.ones(3))
+    joining = Combine(SUM, np.ones(3))
     second = inlet.receive(out, 0, ADDRESSES[0], None, joining)
     assert first.done & second.done
     np.testing.assert_array_equal(first.array, values(0, 3))
@@ -175,14 +175,14 @@ class Watched:
         self.memory[i] = value
 
 
-def watch(ring: Any) -> list[str]:
+def watch(lane: Any) -> list[str]:
     """What happens in a lane's memory from now on, and its fences."""
     events: list[str] = []
-    ring.fence = lambda: events.append("fence")
-    ring.emptied = Watched(ring.emptied, events, "emptied")
-    ring.heads = [Watched(head, events, "number", *["rest"] * 3) for head in ring.heads]
-    rooms = {dtype: ring.rooms[np.dtype(dtype)] for dtype in (np.uint8, float)}
-    ring.rooms = {
+    lane.fence = lambda: events.append("fence")
+    lane.emptied = Watched(lane.emptied, events, "emptied")
+    lane.heads = [Watched(head, events, "number", *["rest"] * 3) for head in lane.heads]
+    rooms = {dtype: lane.rooms[np.dtype(dtype)] for dtype in (np.uint8, float)}
+    lane.rooms = {
         np.dtype(dtype): [Watched(room, events, "data") for room in slots]
         for dtype, slots in rooms.items()
     }
@@ -194,15 +194,15 @@ def test_a_receiver_fences_what_it_reads(at_once: bool) -> None:
     """A processor that reorders reads might else have read it before the chunk's number, or after
     the sender was told that the slot is free."""
     outlet, inlet = lane()
-    joining = reduction("sum", np.dtype(float), np).joining(np.ones(3))
+    joining = Combine(SUM, np.ones(3))
     if at_once:
         outlet.send(values(0, 3), 1, ADDRESSES[0])
-        events = watch(inlet._ring)
+        events = watch(inlet._lane)
         inlet.receive(np.empty(3), 0, ADDRESSES[0], None, joining)
     else:
         inlet.receive(np.empty(3), 0, ADDRESSES[0], None, joining)
         outlet.send(values(0, 3), 1, ADDRESSES[0])
-        events = watch(inlet._ring)
+        events = watch(inlet._lane)
         assert inlet.step()
     steps = ["read number", "fence", "read rest", "read data", "fence", "write emptied"]
     assert [event for event, _ in groupby(events)] == steps
@@ -214,7 +214,7 @@ def test_a_sender_fences_what_it_writes() -> None:
     for i in range(SLOTS):
         outlet.send(values(i, 3), 1, ADDRESSES[0])
     inlet.step()
-    events = watch(outlet._ring)
+    events = watch(outlet._lane)
     assert outlet.send(values(9, 3), 1, ADDRESSES[0]).done
     steps = ["read emptied", "fence", "write rest", "write data", "fence", "write number"]
     assert [event for event, _ in groupby(events)] == steps
@@ -228,7 +228,11 @@ def test_all_slots_of_a_node_take_at_most_half_of_the_shared_memory_that_is_free
     others, free = ranks - 1, 64 << 20
     size = slot_size(others, free)
     assert size % LINE == 0
-    assert ranks * others * Ring.nbytes(size) <= 0.51 * free + ranks * others * Ring.nbytes(0)
-    assert size == slot_size(others, 1 << 40) or ranks * others * Ring.nbytes(size) > 0.4 * free
+    assert ranks * others * LaneMemory.nbytes(
+        size
+    ) <= 0.51 * free + ranks * others * LaneMemory.nbytes(0)
+    assert (
+        size == slot_size(others, 1 << 40) or ranks * others * LaneMemory.nbytes(size) > 0.4 * free
+    )
     assert slot_size(others, 0) == LINE
     assert slot_size(1, 1 << 40) == 1 << 18

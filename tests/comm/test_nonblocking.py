@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from minitrain.comm import Group, run_ranks
-from minitrain.comm.choose import ALGORITHMS
+from minitrain.comm.algorithms.choose import ALGORITHMS
 from minitrain.comm.transport import Request
 
 
@@ -32,15 +32,19 @@ class Delayed:
 def delay(group: Group, asks: int) -> None:
     """Let every message of this rank's transport take a number of progress calls."""
     transport = group.transport
-    exchange, wait = transport.exchange, transport.wait
+    send, receive, wait = transport.send, transport.receive, transport.wait
 
-    def slow_exchange(*args: Any) -> Sequence[Request]:
-        return [Delayed(request, asks) for request in exchange(*args)]
+    def slow_send(*args: Any, **options: Any) -> Request:
+        return Delayed(send(*args, **options), asks)
+
+    def slow_receive(*args: Any, **options: Any) -> Request:
+        return Delayed(receive(*args, **options), asks)
 
     def patient(pending: Sequence[Sequence[Any]]) -> None:
         wait([[getattr(request, "request", request) for request in each] for each in pending])
 
-    transport.exchange = slow_exchange  # type: ignore[method-assign]
+    transport.send = slow_send  # type: ignore[method-assign]
+    transport.receive = slow_receive  # type: ignore[method-assign]
     transport.wait = patient  # type: ignore[method-assign]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from minitrain.comm.wire import as_bytes, decoded, header_of
+from minitrain.comm.mpi.wire import as_bytes, decoded, header_of
 
 MARK = header_of(np.zeros(3))[-8:].view(np.int64)[0]
 """What ends the header of a float64 array of one axis."""

@@ -10,8 +10,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from minitrain.comm import Group, LauncherError, MismatchError, device, library, signature
-from minitrain.comm.group import Started
+from minitrain.comm import Group, LauncherError, MismatchError, device
+from minitrain.comm.group import NonBlocking
+from minitrain.comm.mpi import library, signature
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "comm"))
 from collective_cases import BFLOAT16, OPERATIONS, REDUCTIONS, Case, check, supported
@@ -105,7 +106,7 @@ def check_a_thousand_receives_may_be_early(group: Group) -> None:
 
 
 def check_what_is_started_may_finish_in_any_order(group: Group) -> None:
-    start: Started = group.start
+    start: NonBlocking = group.start
     sums = [start.all_reduce(np.full(50_000, 10.0**i)) for i in range(4)]
     order = np.random.default_rng(group.rank).permutation(4)
     results = {i: sums[i].wait() for i in order}

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from mpi4py import MPI
 
-from minitrain.comm import Group, Options, place
-from minitrain.comm.mpi import MPITransport
+from minitrain.comm import Group, MPIOptions
+from minitrain.comm.mpi import hosts
+from minitrain.comm.mpi.transport import MPITransport
 
 
 def check_memory_is_shared_where_it_helps(_: Group) -> None:
     """Not where MPI must see all messages: on a GPU that it reads, or to know who receives."""
     alone = MPI.COMM_SELF
-    here = place.find_place(alone, alone)
+    here = hosts.find_hosts(alone, alone)
     for options, shared in (
-        (Options(), True),
-        (Options(shared_memory=False), False),
-        (Options(cuda_aware=True), False),
-        (Options(synchronous=True), False),
+        (MPIOptions(), True),
+        (MPIOptions(shared_memory=False), False),
+        (MPIOptions(cuda_aware=True), False),
+        (MPIOptions(synchronous=True), False),
     ):
         transport = MPITransport(alone, alone, here, options)
         assert (transport._lanes is not None) == shared
@@ -29,11 +30,11 @@ def check_each_node_counts_its_own_ranks_and_cores(group: Group) -> None:
     if group.size < ranks:
         return  # all of the world's ranks have to call it
     node = MPI.COMM_WORLD.Split(rank % 2)
-    found, place.core_numbers = place.core_numbers, lambda: {10 * rank}
+    found, hosts.core_numbers = hosts.core_numbers, lambda: {10 * rank}
     try:
-        here = place.find_place(MPI.COMM_WORLD, node)
+        here = hosts.find_hosts(MPI.COMM_WORLD, node)
     finally:
-        place.core_numbers = found
+        hosts.core_numbers = found
         node.Free()
     mine = len(range(rank % 2, ranks, 2))
-    assert here == place.Place([r % 2 for r in range(ranks)], mine, mine)
+    assert here == hosts.Hosts([r % 2 for r in range(ranks)], mine, mine)

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from mpi4py import MPI
 
-from minitrain.comm import Group, Options, world
-from minitrain.comm.mpi import MPITransport
-from minitrain.comm.place import find_place
+from minitrain.comm import Group, MPIOptions, world
+from minitrain.comm.mpi.hosts import find_hosts
+from minitrain.comm.mpi.transport import MPITransport
 
 
 def checks(names: list[str]) -> Iterator[tuple[str, Callable[[Group], None]]]:
@@ -52,7 +52,7 @@ def two_nodes() -> Group:
     """The world, as if its even ranks were on one machine and its odd ones on another."""
     comm = MPI.COMM_WORLD
     node = comm.Split(comm.Get_rank() % 2)
-    transport = MPITransport(comm, node, find_place(comm, node), Options())
+    transport = MPITransport(comm, node, find_hosts(comm, node), MPIOptions())
     atexit.register(transport.finish)
     return Group(transport, tuple(range(transport.size)))
 
@@ -61,7 +61,7 @@ def main() -> None:
     """The last line of rank 0 counts the checks."""
     names = sys.argv[1:]
     done = run(world(), names)
-    done += run(world(Options(shared_memory=False)), names or ["checks_comm"])
+    done += run(world(MPIOptions(shared_memory=False)), names or ["checks_comm"])
     done += run(two_nodes(), names or ["checks_comm.check_every", "checks_comm.check_what"])
     if world().rank == 0:
         print(f"{done} checks passed", flush=True)

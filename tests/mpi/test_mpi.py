@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from minitrain.comm.launch import mpiexec_command
+from minitrain.comm.mpi.launch import mpiexec_command
 
 pytest.importorskip("mpi4py", reason="mpi4py is not installed: pip install 'minitrain[mpi]'")
 
@@ -126,8 +126,8 @@ with end_together():
 def test_a_synchronous_send_waits_for_its_own_receive(tmp_path: Path) -> None:
     """Not only until the other rank has put it aside, on its way to a message sent later."""
     text = """
-from minitrain.comm import Options, world
-group = world(Options(synchronous=True, stall_timeout=0.5, stall_abort=True))
+from minitrain.comm import MPIOptions, world
+group = world(MPIOptions(synchronous=True, stall_timeout=0.5, stall_abort=True))
 if group.rank == 0:
     group.send(np.ones(1), 1, tag=1)
     group.send(np.ones(1), 1, tag=2)
@@ -178,11 +178,11 @@ def test_a_message_to_another_node_that_nobody_receives_is_reported_as_its_sende
     text = """
 import atexit
 from mpi4py import MPI
-from minitrain.comm import Group, Options
-from minitrain.comm.mpi import MPITransport
-from minitrain.comm.place import find_place
-options = Options(stall_timeout=0.5, stall_abort=True)
-place = find_place(MPI.COMM_WORLD, MPI.COMM_SELF)
+from minitrain.comm import Group, MPIOptions
+from minitrain.comm.mpi.transport import MPITransport
+from minitrain.comm.mpi.hosts import find_hosts
+options = MPIOptions(stall_timeout=0.5, stall_abort=True)
+place = find_hosts(MPI.COMM_WORLD, MPI.COMM_SELF)
 transport = MPITransport(MPI.COMM_WORLD, MPI.COMM_SELF, place, options)
 atexit.register(transport.finish)
 group = Group(transport, (0, 1))
@@ -198,8 +198,8 @@ if group.rank == 0:
 @pytest.mark.deep
 def test_a_stall_is_reported_with_the_call_and_aborted_if_asked(tmp_path: Path) -> None:
     text = """
-from minitrain.comm import Options, world
-group = world(Options(stall_timeout=1.0, stall_abort=True))
+from minitrain.comm import MPIOptions, world
+group = world(MPIOptions(stall_timeout=1.0, stall_abort=True))
 if group.rank == 0:
     group.recv(1, tag=7)
 group.barrier()

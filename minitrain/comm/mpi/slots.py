@@ -15,7 +15,7 @@ LINE = 64
 BYTE = np.dtype(np.uint8)
 
 
-class Ring:
+class LaneMemory:
     """The memory of one lane: its slots, and how many of their chunks the receiver has emptied.
 
     A slot's head has the chunk's number, counted from 1, written last; and the channel, tag and

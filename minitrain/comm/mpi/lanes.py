@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from minitrain.comm.message import Address
-from minitrain.comm.shared.inlet import Inlet
-from minitrain.comm.shared.outlet import Outlet
-from minitrain.comm.shared.slots import LINE, SLOTS, Ring
+from minitrain.comm.mpi.inlet import Inlet
+from minitrain.comm.mpi.outlet import Outlet
+from minitrain.comm.mpi.requests import Address
+from minitrain.comm.mpi.slots import LINE, SLOTS, LaneMemory
 
 _LARGEST_SLOT = 1 << 18
 _ROOM = 1 << 22
@@ -49,27 +49,27 @@ class Lanes:
         free = np.array([_free()])
         node.Allreduce(MPI.IN_PLACE, free, MPI.MIN)  # others may be taking some right now
         size = slot_size(others, int(free[0]))
-        ring = Ring.nbytes(size)
-        self._window = MPI.Win.Allocate_shared(ring * others, 1, comm=node)
+        lane = LaneMemory.nbytes(size)
+        self._window = MPI.Win.Allocate_shared(lane * others, 1, comm=node)
         self._window.Lock_all()
         ranks = node.group.Translate_ranks(None, comm.group)
         self.outlets: dict[int, Outlet] = {}
         self.inlets: dict[int, Inlet] = {}
         for other, rank in enumerate(ranks):
             if other != me:
-                to, back = self._ring(me, other, size), self._ring(other, me, size)
+                to, back = self._memory(me, other, size), self._memory(other, me, size)
                 to.clear()
                 self.outlets[rank], self.inlets[rank] = Outlet(to), Inlet(back)
         self._window.Sync()
         node.Barrier()  # nobody looks at a counter before it is set
 
-    def _ring(self, source: int, dest: int, size: int) -> Ring:
+    def _memory(self, source: int, dest: int, size: int) -> LaneMemory:
         memory: Any = self._window.Shared_query(source)[0]
-        nbytes = Ring.nbytes(size)
+        nbytes = LaneMemory.nbytes(size)
         start = nbytes * (dest - (dest > source))
-        lane = np.frombuffer(memory, np.uint8, nbytes, start)
+        own = np.frombuffer(memory, np.uint8, nbytes, start)
         ordered = platform.machine() in _ORDERED
-        return Ring(lane, size, _nothing if ordered else self._window.Sync)
+        return LaneMemory(own, size, _nothing if ordered else self._window.Sync)
 
     def close(self, push: Callable[[], None], outbox: Container[int]) -> list[tuple[int, Address]]:
         """Give the memory back when all ranks have come here: whom the messages that nobody has

@@ -7,7 +7,7 @@
 Partners at a distance need a power of two, p. Where n is none, the first 2(n - p) ranks pair up:
 the odd one of a pair hands its data to the even one, sits out, and is told the result. The p ranks
 that remain are the core, numbered in order; core rank c stands for the pieces of the one or two
-ranks from `_first(c)` on.
+ranks from `first[c]` on.
 
 Costs: α a message, β a byte sent, γ a byte reduced; V bytes in all.
 Source: Thakur, Rabenseifner and Gropp 2005, "Optimization of collective communication operations
@@ -19,27 +19,23 @@ from __future__ import annotations
 from functools import lru_cache
 
 from minitrain.array import Array, namespace
-from minitrain.comm.operation import Steps
-from minitrain.comm.peers import Peers
-from minitrain.comm.pieces import Pieces
-from minitrain.comm.reduction import Reduction
+from minitrain.comm.algorithms.pieces import Pieces
+from minitrain.comm.operation import Peers, Steps
+from minitrain.comm.reduction import Combine, Reduction
 from minitrain.cut import cut_sizes
 
 
 class _Core:
     """A rank's place in the power of two: sits_out, or core rank `number` of `size`."""
 
-    def __init__(self, rank: int, size: int) -> None:
-        self.size = 1 << size.bit_length() - 1
-        self._pairs = size - self.size
-        paired = rank < 2 * self._pairs
-        self.sits_out = paired and rank % 2 == 1
-        self.stands_in = paired and rank % 2 == 0
-        self.number = rank // 2 if paired else rank - self._pairs
-
-    def first(self, number: int) -> int:
-        """The rank that is this number in the core, and the first piece that it stands for."""
-        return number + min(number, self._pairs)
+    def __init__(self, rank: int, ranks: int) -> None:
+        self.size = 1 << ranks.bit_length() - 1
+        paired = 2 * (ranks - self.size)
+        self.sits_out = rank < paired and rank % 2 == 1
+        self.stands_in = rank < paired and rank % 2 == 0
+        self.number = rank // 2 if rank < paired else rank - paired // 2
+        self.first = [*range(0, paired, 2), *range(paired, ranks + 1)]
+        """Core rank → its rank, which is the first piece that it stands for; and the end."""
 
 
 _core = lru_cache(maxsize=1024)(_Core)
@@ -59,18 +55,18 @@ def all_reduce_doubling(peers: Peers, x: Array, out: Array, op: Reduction) -> St
         return
     have = x
     if core.stands_in:
-        yield (peers.receive(out, rank + 1, combine=op.joining(x)),)
+        yield (peers.receive(out, rank + 1, combine=Combine(op, x)),)
         have = out
     distance = 1
     while distance < core.size:
-        partner = core.first(core.number ^ distance)
-        combine = op.joining(have, first=rank < partner)
+        partner = core.first[core.number ^ distance]
+        combine = Combine(op, have, rank < partner)
         room = op.xp.empty_like(out) if have is out else out  # what is sent stays as it is
         yield peers.exchange(have, partner, room, partner, combine)
         have = room
         distance *= 2
     if have is not out:
-        op.copy(have, out)
+        out[...] = have
     if core.stands_in:
         yield (peers.send(out, rank + 1),)
 
@@ -123,21 +119,21 @@ def _halve(peers: Peers, core: _Core, x: Pieces, out: Pieces, op: Reduction) -> 
         yield (peers.send(x.flat, peers.rank - 1),)
         return
     if core.stands_in:
-        yield (peers.receive(out.flat, peers.rank + 1, combine=op.joining(x.flat)),)
+        yield (peers.receive(out.flat, peers.rank + 1, combine=Combine(op, x.flat)),)
         have = out
     low, high = 0, core.size
     while high - low > 1:
         middle = (low + high) // 2
         halves = (low, middle), (middle, high)
         (low, high), given = halves if core.number < middle else halves[::-1]
-        partner = core.first(core.number + (given[0] - low))
-        kept = core.first(low), core.first(high)
-        leaving = have.span(core.first(given[0]), core.first(given[1]))
-        combine = op.joining(have.span(*kept))
+        partner = core.first[core.number + (given[0] - low)]
+        kept = core.first[low], core.first[high]
+        leaving = have.span(core.first[given[0]], core.first[given[1]])
+        combine = Combine(op, have.span(*kept))
         yield peers.exchange(leaving, partner, out.span(*kept), partner, combine)
         have = out
     if have is x:
-        op.copy(x.flat, out.flat)  # a group of one
+        out.flat[...] = x.flat  # a group of one
 
 
 def _double(peers: Peers, core: _Core, out: Pieces) -> Steps:
@@ -149,9 +145,9 @@ def _double(peers: Peers, core: _Core, out: Pieces) -> Steps:
     while distance < core.size:
         mine = core.number & -distance  # where the block begins that is complete here
         theirs = mine ^ distance
-        partner = core.first(core.number ^ distance)
-        leaving = out.span(core.first(mine), core.first(mine + distance))
-        coming = out.span(core.first(theirs), core.first(theirs + distance))
+        partner = core.first[core.number ^ distance]
+        leaving = out.span(core.first[mine], core.first[mine + distance])
+        coming = out.span(core.first[theirs], core.first[theirs + distance])
         yield peers.exchange(leaving, partner, coming, partner)
         distance *= 2
     if core.stands_in:

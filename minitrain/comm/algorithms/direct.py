@@ -13,9 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from minitrain.array import Array, namespace
-from minitrain.comm.operation import Steps
-from minitrain.comm.peers import Peers
-from minitrain.comm.pieces import Pieces
+from minitrain.comm.algorithms.pieces import Pieces
+from minitrain.comm.operation import Peers, Steps
 from minitrain.comm.reduction import Reduction
 from minitrain.cut import cut_sizes
 
@@ -56,13 +55,13 @@ def all_to_all_bruck(peers: Peers, x: Array) -> Steps:
     return blocks[(rank - shifts) % n]  # block i came from i places back
 
 
-def all_gather_bruck(peers: Peers, out: Pieces, sizes: Sequence[int]) -> Steps:
+def all_gather_bruck(peers: Peers, out: Pieces) -> Steps:
     """Every rank brings out[rank], and ends with all of out.
 
     Cost: ⌈log₂n⌉·α + (n-1)/n·V·β. Pieces are kept in the order rank, rank + 1, ... until the end,
     so that what is sent is always in one stretch.
     """
-    n, rank = peers.size, peers.rank
+    n, rank, sizes = peers.size, peers.rank, out.sizes
     rotated = Pieces(namespace(out.flat).empty_like(out.flat), [*sizes[rank:], *sizes[:rank]])
     rotated[0][...] = out[rank]
     have = 1
@@ -83,7 +82,7 @@ def reduce_scatter_pairwise(peers: Peers, x: Pieces, out: Pieces, op: Reduction)
     What travels is what the ranks brought, so fp16 and bf16 travel in 16 bits, are summed in
     float32 in the order of the ranks, and are rounded once.
     """
-    n, rank, xp = peers.size, peers.rank, namespace(x.flat)
+    n, rank, xp = peers.size, peers.rank, op.xp
     mine = x[rank]
     shares = [mine if r == rank else xp.empty_like(mine) for r in range(n)]
     others = [(rank + shift) % n for shift in range(1, n)]

@@ -7,10 +7,11 @@ Threads and MPI add in the same order, so that a run has the same bits on both.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
-if TYPE_CHECKING:
-    from minitrain.comm.group import Group
+from minitrain.comm.algorithms import direct, hierarchical, recursive, ring, tree
+from minitrain.comm.members import Members
+from minitrain.comm.operation import Steps
 
 SMALL = 1024
 """Bytes up to which only the number of steps counts: scalars, norms, verdicts."""
@@ -30,13 +31,13 @@ TABLE: dict[str, dict[str, Row]] = {
     # A thread is woken for each message that it waits for, so few messages are best.
     "threads": {
         "all_reduce": ((SMALL, "doubling"), (_NEVER, "halving")),
-        "all_reduce of two": ((_NEVER, "doubling"),),
+        "all_reduce of at most two": ((_NEVER, "doubling"),),
         "all_gather": ((SMALL, "bruck"), (_NEVER, "ring")),
         **_COMMON,
     },
     "mpi": {
         "all_reduce": ((SMALL, "doubling"), (_NEVER, "halving")),
-        "all_reduce of two": ((1 << 20, "doubling"), (_NEVER, "halving")),
+        "all_reduce of at most two": ((1 << 20, "doubling"), (_NEVER, "halving")),
         "all_gather": ((SMALL, "bruck"), (_NEVER, "pairwise")),
         **_COMMON,
     },
@@ -44,19 +45,35 @@ TABLE: dict[str, dict[str, Row]] = {
 """Transport → operation → (up to so many bytes, algorithm), from small to large. Bytes are those of
 the whole array: what is reduced, what everybody has in the end, what a rank sends to all."""
 
-ALGORITHMS = {
-    "all_reduce": ("doubling", "halving", "ring", "tree", "pairwise", "hierarchical"),
-    "reduce_scatter": ("ring", "halving", "pairwise"),
-    "all_gather": ("ring", "doubling", "pairwise", "bruck"),
-    "broadcast": ("tree", "scatter"),
-    "reduce": ("tree", "scatter"),
-    "all_to_all": ("pairwise", "bruck"),
+ALGORITHMS: dict[str, dict[str, Callable[..., Steps]]] = {
+    "all_reduce": {
+        "doubling": recursive.all_reduce_doubling,
+        "halving": recursive.all_reduce_halving,
+        "ring": ring.all_reduce,
+        "tree": tree.all_reduce,
+        "pairwise": direct.all_reduce_pairwise,
+        "hierarchical": hierarchical.all_reduce,
+    },
+    "reduce_scatter": {
+        "ring": ring.reduce_scatter,
+        "halving": recursive.reduce_scatter_halving,
+        "pairwise": direct.reduce_scatter_pairwise,
+    },
+    "all_gather": {
+        "ring": ring.all_gather,
+        "doubling": recursive.all_gather_doubling,
+        "pairwise": direct.all_gather_pairwise,
+        "bruck": direct.all_gather_bruck,
+    },
+    "broadcast": {"tree": tree.broadcast, "scatter": tree.broadcast_scatter},
+    "reduce": {"tree": tree.reduce, "scatter": tree.reduce_scatter_gather},
+    "all_to_all": {"pairwise": direct.all_to_all_pairwise, "bruck": direct.all_to_all_bruck},
 }
-"""Operation → the algorithms that it can be asked for by name."""
+"""Operation → its algorithms, by the names that it can be asked for."""
 
 
 def choose(
-    operation: str, named: str | None, nbytes: int, group: Group, kept_wider: bool = False
+    operation: str, named: str | None, nbytes: int, group: Members, kept_wider: bool = False
 ) -> str:
     """The algorithm for nbytes on a group: the named one, or one that every rank will choose.
 
@@ -78,8 +95,8 @@ def choose(
     size = group.size
     if operation == "all_reduce" and nbytes > SMALL and group.spans_nodes:
         return "hierarchical"
-    if operation == "all_reduce" and size == 2:
-        operation = "all_reduce of two"  # for which doubling, too, sends the fewest bytes
+    if operation == "all_reduce" and size <= 2:
+        operation = "all_reduce of at most two"  # for which doubling, too, sends the fewest bytes
     for limit, name in TABLE[group.transport.kind][operation]:
         if nbytes <= limit:
             # Halving sends more than the fewest bytes if the size is no power of two.

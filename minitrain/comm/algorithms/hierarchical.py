@@ -12,10 +12,9 @@ learning training system with mixed-precision", section 3.3.
 from __future__ import annotations
 
 from minitrain.array import Array, namespace
-from minitrain.comm import ring
-from minitrain.comm.operation import Steps
-from minitrain.comm.peers import Peers
-from minitrain.comm.pieces import Pieces
+from minitrain.comm.algorithms import ring
+from minitrain.comm.algorithms.pieces import Pieces
+from minitrain.comm.operation import Peers, Steps
 from minitrain.comm.reduction import Reduction
 from minitrain.cut import cut_sizes
 
@@ -41,5 +40,5 @@ def all_reduce(peers: Peers, x: Array, out: Array, op: Reduction) -> Steps:
         mine = pieces[inside.rank]
         total = namespace(x).empty_like(mine)
         yield from ring.all_reduce(across, mine, total, op)
-        op.copy(total, mine)
+        mine[...] = total
     yield from ring.all_gather(inside, pieces)

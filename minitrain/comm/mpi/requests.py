@@ -10,8 +10,9 @@ from mpi4py import MPI
 
 from minitrain.array import Array, namespace
 from minitrain.comm import device, report
-from minitrain.comm.transport import Combine, Request
-from minitrain.comm.wire import as_bytes, decoded, parts
+from minitrain.comm.mpi.wire import as_bytes, decoded, parts
+from minitrain.comm.reduction import Combine
+from minitrain.comm.transport import Request
 
 
 class Address(NamedTuple):
@@ -22,20 +23,57 @@ class Address(NamedTuple):
     channel: int
 
 
-class Sending:
-    """A message that MPI is sending; the memory stays as it is, and alive, until it is done."""
+class MPIRequest:
+    """A message to or from a peer, which a report of a stall can name."""
 
-    __slots__ = ("_data", "_requests", "address", "array", "error", "peer")
+    __slots__ = ("address", "array", "error", "peer")
+    verb = "receive from"
+
+    def __init__(self, peer: int, address: Address, array: Array = None) -> None:
+        self.peer = peer
+        self.address = address
+        self.array = array
+        self.error: Exception | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether it has arrived, or left; asking is what moves it along."""
+        raise AssertionError("each kind of request knows its own")
+
+    def refuse(self, sent: str) -> None:
+        """The message has not the bytes that it must have."""
+        expected = report.array(self.array)
+        self.error = ValueError(f"expected {expected} from rank {self.peer}, which sent {sent}")
+
+    def decode(self, data: Any, like: Array | None) -> None:
+        """All bytes of a message of unknown size are here."""
+        try:
+            self.array = decoded(data, like, self.peer)
+        except ValueError as error:
+            self.error = error
+
+
+class NullRequest:
+    """A message that nobody need wait for: received, or on its way in memory of its own."""
+
+    array: Array = None
+    error: Exception | None = None
+    done = True
+
+
+DONE = NullRequest()
+
+
+class SendRequest(MPIRequest):
+    """A message that MPI sends; the memory stays as it is, and alive, until it is done."""
+
+    __slots__ = ("_requests",)
     verb = "send to"
 
     def __init__(
         self, data: Any, dest: int, address: Address, limit: int, start: Callable[..., MPI.Request]
     ) -> None:
-        self.array: Array = None
-        self.error: Exception | None = None
-        self.peer = dest
-        self.address = address
-        self._data = data
+        super().__init__(dest, address)
         tag = address.tag
         self._requests = [start(part, dest, tag) for part in parts(data, limit)]
 
@@ -50,18 +88,7 @@ class Sending:
         return True
 
 
-class Done:
-    """A message that nobody need wait for: received, or on its way in memory of its own."""
-
-    array: Array = None
-    error: Exception | None = None
-    done = True
-
-
-DONE = Done()
-
-
-class Landing:
+class ReceiveBuffer:
     """Where a message of known size is laid down, until all of it is there.
 
     array: out itself, or memory beside it to combine from. room: that, or the host's for it.
@@ -80,25 +107,21 @@ class Landing:
         if self.room is not self.array:
             device.settle(self.room, self.array)
         if self._combine is not None:
-            self._combine(self.array, self._out, 0)
+            self._combine(self.array, self._out)
 
 
-class Receiving:
+class ReceiveRequest(MPIRequest):
     """A message of known size, received into the caller's memory."""
 
-    __slots__ = ("_landing", "_requests", "_total", "address", "array", "error", "peer")
-    verb = "receive from"
+    __slots__ = ("_buffer", "_requests", "_total")
 
     def __init__(
-        self, out: Array, landing: Landing, source: int, address: Address, limit: int
+        self, out: Array, buffer: ReceiveBuffer, source: int, address: Address, limit: int
     ) -> None:
-        self.array = out
-        self.error: Exception | None = None
-        self.peer = source
-        self.address = address
-        self._landing = landing
+        super().__init__(source, address, out)
+        self._buffer = buffer
         self._total = 0
-        start, tag, room = address.comm.Irecv, address.tag, as_bytes(landing.room)
+        start, tag, room = address.comm.Irecv, address.tag, as_bytes(buffer.room)
         self._requests = [start(part, source, tag) for part in parts(room, limit)]
         self._requests.reverse()
 
@@ -113,33 +136,26 @@ class Receiving:
             except MPI.Exception as error:
                 if error.Get_error_class() != MPI.ERR_TRUNCATE:
                     raise
-                self.error = wrong_size(self.array, self.peer, "more")
+                self.refuse("more")
                 requests.clear()
                 return True
             requests.pop()
             self._total += _STATUS.Get_count(MPI.BYTE)
-            if not requests:
-                self._settle()
+            if not requests and self._total == self.array.nbytes:
+                self._buffer.settle()
+            elif not requests:
+                self.refuse(f"{self._total} bytes")
         return True
 
-    def _settle(self) -> None:
-        if self._total == self.array.nbytes:
-            self._landing.settle()
-        else:
-            self.error = wrong_size(self.array, self.peer, f"{self._total} bytes")
 
-
-class Probing:
+class ProbeRequest(MPIRequest):
     """A message of unknown size: asked for until it is there, then received."""
 
-    verb = "receive from"
+    __slots__ = ("__weakref__", "_complete", "_like", "_limit", "_parts", "_request", "before")
 
     def __init__(self, source: int, address: Address, limit: int, like: Array | None) -> None:
-        self.array: Array = None
-        self.error: Exception | None = None
-        self.peer = source
-        self.address = address
-        self.before: Probing | None = None
+        super().__init__(source, address)
+        self.before: ProbeRequest | None = None
         """An earlier one on the same route, which takes the earlier message."""
         self._like = like
         self._limit = limit
@@ -157,7 +173,9 @@ class Probing:
         while not self._complete and self._part_is_here():
             self._complete = self._parts[-1].size < self._limit
             if self._complete:
-                self._decode()
+                data = self._parts[0] if len(self._parts) == 1 else np.concatenate(self._parts)
+                self._parts.clear()
+                self.decode(data, self._like)
         return self._complete
 
     def _part_is_here(self) -> bool:
@@ -172,21 +190,8 @@ class Probing:
         self._request = None
         return True
 
-    def _decode(self) -> None:
-        data = self._parts[0] if len(self._parts) == 1 else np.concatenate(self._parts)
-        self._parts = self._parts[-1:]
-        try:
-            self.array = decoded(data, self._like, self.peer)
-        except ValueError as error:
-            self.error = error
-
 
 _STATUS = MPI.Status()  # written and read between two calls; MPI ranks have one thread
-
-
-def wrong_size(expected: Array, source: int, sent: str) -> ValueError:
-    """The error of a message that has not the bytes it must have."""
-    return ValueError(f"expected {report.array(expected)} from rank {source}, which sent {sent}")
 
 
 def any_complete(pending: Sequence[Sequence[Request]]) -> bool:

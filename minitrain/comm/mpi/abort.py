@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from minitrain.comm.errors import LauncherError
-from minitrain.comm.launch import launched
-from minitrain.comm.library import started_mpi
+from minitrain.comm.mpi.launch import launched
+from minitrain.comm.mpi.library import started_mpi
 
 AGREE = 2.0
 """Seconds in which all ranks that exit of their own accord are taken to have agreed to."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Options:
+class MPIOptions:
     """How MPI ranks talk; thread ranks need none of it, since all of them can be seen."""
 
     check_collectives: bool = False

@@ -12,10 +12,9 @@ workstations"; a rank's pieces may be uneven here.
 from __future__ import annotations
 
 from minitrain.array import Array
-from minitrain.comm.operation import Steps
-from minitrain.comm.peers import Peers
-from minitrain.comm.pieces import Pieces
-from minitrain.comm.reduction import Reduction
+from minitrain.comm.algorithms.pieces import Pieces
+from minitrain.comm.operation import Peers, Steps
+from minitrain.comm.reduction import Combine, Reduction
 from minitrain.cut import cut_sizes
 
 
@@ -30,10 +29,10 @@ def reduce_scatter(peers: Peers, x: Pieces, out: Pieces, op: Reduction) -> Steps
     """
     n, rank = peers.size, peers.rank
     left, right = (rank - 1) % n, (rank + 1) % n
-    op.copy(x[left], out[left])
+    out[left][...] = x[left]
     for step in range(1, n):
         leaving, coming = (rank - step) % n, (rank - step - 1) % n
-        combine = op.joining(x[coming])
+        combine = Combine(op, x[coming])
         yield peers.exchange(out[leaving], right, out[coming], left, combine)
 
 

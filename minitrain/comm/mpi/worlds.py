@@ -5,17 +5,17 @@ from __future__ import annotations
 import atexit
 from functools import cache
 
-from minitrain.comm.abort import install_abort_hook
 from minitrain.comm.group import Group
-from minitrain.comm.launch import Launch, launched
-from minitrain.comm.library import check_cuda_aware, started_mpi
-from minitrain.comm.options import Options
+from minitrain.comm.mpi.abort import install_abort_hook
+from minitrain.comm.mpi.launch import Launch, launched
+from minitrain.comm.mpi.library import check_cuda_aware, started_mpi
+from minitrain.comm.mpi.options import MPIOptions
 from minitrain.comm.run import cores, set_blas_threads
 from minitrain.comm.threads import thread_world
 from minitrain.comm.transport import Transport
 
 
-def world(options: Options = Options()) -> Group:  # noqa: B008 - it is frozen
+def world(options: MPIOptions = MPIOptions()) -> Group:  # noqa: B008 - it is frozen
     """All ranks of the MPI job under mpiexec or srun, else a group of this process alone.
 
     Under MPI this gives BLAS the node's cores divided by its ranks (unless OMP_NUM_THREADS is
@@ -31,7 +31,7 @@ def world(options: Options = Options()) -> Group:  # noqa: B008 - it is frozen
 
 
 @cache
-def _transport(options: Options) -> Transport:
+def _transport(options: MPIOptions) -> Transport:
     """Made once, since the calls on a channel are counted in it."""
     launch = launched()
     if launch is None or launch.size == 1:
@@ -39,17 +39,17 @@ def _transport(options: Options) -> Transport:
     return _mpi(launch, options)
 
 
-def _mpi(launch: Launch, options: Options) -> Transport:
+def _mpi(launch: Launch, options: MPIOptions) -> Transport:
     mpi = started_mpi(launch)
     if options.cuda_aware:
         check_cuda_aware(mpi)
-    from minitrain.comm.mpi import MPITransport
-    from minitrain.comm.place import find_place
+    from minitrain.comm.mpi.hosts import find_hosts
+    from minitrain.comm.mpi.transport import MPITransport
 
     install_abort_hook()
     node = mpi.COMM_WORLD.Split_type(mpi.COMM_TYPE_SHARED)
-    place = find_place(mpi.COMM_WORLD, node)
-    set_blas_threads(min(cores(), place.cores // place.ranks))
-    transport = MPITransport(mpi.COMM_WORLD, node, place, options)
+    hosts = find_hosts(mpi.COMM_WORLD, node)
+    set_blas_threads(min(cores(), hosts.cores // hosts.ranks))
+    transport = MPITransport(mpi.COMM_WORLD, node, hosts, options)
     atexit.register(transport.finish)
     return transport

@@ -5,27 +5,26 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from minitrain.array import Array
-from minitrain.comm.message import DONE, Address, Done
-from minitrain.comm.shared.slots import SLOTS, Ring
+from minitrain.comm.mpi.requests import DONE, Address, MPIRequest, NullRequest
+from minitrain.comm.mpi.slots import SLOTS, LaneMemory
 
 
 class Outlet:
     """The sender's end of a lane."""
 
-    def __init__(self, ring: Ring) -> None:
-        self._ring = ring
+    def __init__(self, lane: LaneMemory) -> None:
+        self._lane = lane
         self._filled = 0
         self._free_until = SLOTS
-        self._waiting: deque[Leaving] = deque()
+        self._waiting: deque[LaneSend] = deque()
 
-    def send(self, data: Any, dest: int, address: Address) -> Leaving | Done:
+    def send(self, data: Any, dest: int, address: Address) -> LaneSend | NullRequest:
         """Start to send an array of one axis, which stays as it is until the message is done."""
         total = data.nbytes
-        at_once = total <= self._ring.size and not self._waiting
+        at_once = total <= self._lane.size and not self._waiting
         if at_once and self._fill(address, total, data):
             return DONE
-        message = Leaving(self, data, dest, address)
+        message = LaneSend(self, data, dest, address)
         self._waiting.append(message)
         return message
 
@@ -35,7 +34,7 @@ class Outlet:
             return False
         message = self._waiting[0]
         data, sent = message.data, message.sent
-        chunk = data[sent : sent + self._ring.size // data.itemsize]
+        chunk = data[sent : sent + self._lane.size // data.itemsize]
         if not self._fill(message.address, data.nbytes, chunk):
             return False
         message.sent += chunk.size
@@ -46,32 +45,29 @@ class Outlet:
 
     def _fill(self, address: Address, total: int, chunk: Any) -> bool:
         """Fill the next slot, if it is free."""
-        ring, filled = self._ring, self._filled
+        lane, filled = self._lane, self._filled
         if filled == self._free_until:  # as far as is known: looking takes a while
-            self._free_until = ring.emptied[0] + SLOTS
+            self._free_until = lane.emptied[0] + SLOTS
             if filled == self._free_until:
                 return False
-            ring.fence()  # the receiver has read what was there
+            lane.fence()  # the receiver has read what was there
         slot = filled % SLOTS
-        head = ring.heads[slot]
+        head = lane.heads[slot]
         head[1], head[2], head[3] = address.channel, address.tag, total
-        ring.rooms[chunk.dtype][slot][: chunk.size] = chunk
-        ring.fence()
+        lane.rooms[chunk.dtype][slot][: chunk.size] = chunk
+        lane.fence()
         self._filled = head[0] = filled + 1
         return True
 
 
-class Leaving:
+class LaneSend(MPIRequest):
     """A message on its way into a lane."""
 
-    __slots__ = ("_outlet", "address", "array", "data", "error", "gone", "peer", "sent")
+    __slots__ = ("_outlet", "data", "gone", "sent")
     verb = "send to"
 
     def __init__(self, outlet: Outlet, data: Any, dest: int, address: Address) -> None:
-        self.array: Array = None
-        self.error: Exception | None = None
-        self.peer = dest
-        self.address = address
+        super().__init__(dest, address)
         self.data = data
         self.sent = 0
         """Elements in the slots so far."""

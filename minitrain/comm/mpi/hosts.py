@@ -12,7 +12,7 @@ from minitrain.comm.run import core_numbers
 _MOST_CORES = 8192
 
 
-class Place(NamedTuple):
+class Hosts(NamedTuple):
     """Where ranks run.
 
     nodes: the node of each rank, as a number.
@@ -25,7 +25,7 @@ class Place(NamedTuple):
     cores: int
 
 
-def find_place(comm: MPI.Comm, node: MPI.Comm) -> Place:
+def find_hosts(comm: MPI.Comm, node: MPI.Comm) -> Hosts:
     """Where the ranks of a communicator run; all of them call this, each with those of its node."""
     lowest = np.array([comm.Get_rank()], np.int64)
     node.Allreduce(MPI.IN_PLACE, lowest, MPI.MIN)  # the node's name: its lowest rank
@@ -36,4 +36,4 @@ def find_place(comm: MPI.Comm, node: MPI.Comm) -> Place:
     nodes = np.empty(comm.Get_size(), np.int64)
     comm.Allgather(lowest, nodes)
     ranks = int((nodes == lowest[0]).sum())
-    return Place([int(node) for node in nodes], ranks, int(every.sum()))
+    return Hosts([int(node) for node in nodes], ranks, int(every.sum()))

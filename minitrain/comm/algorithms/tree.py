@@ -16,11 +16,10 @@ from __future__ import annotations
 import numpy as np
 
 from minitrain.array import Array
-from minitrain.comm import ring
-from minitrain.comm.operation import Steps
-from minitrain.comm.peers import Peers
-from minitrain.comm.pieces import Pieces
-from minitrain.comm.reduction import Reduction
+from minitrain.comm.algorithms import ring
+from minitrain.comm.algorithms.pieces import Pieces
+from minitrain.comm.operation import Peers, Steps
+from minitrain.comm.reduction import Combine, Reduction
 from minitrain.cut import cut_sizes
 
 
@@ -55,12 +54,12 @@ def reduce(peers: Peers, x: Array, out: Array, root: int, op: Reduction) -> Step
     """
     n = peers.size
     here = (peers.rank - root) % n
-    op.copy(x, out)
+    out[...] = x
     bit = 1
     while bit < n and not here & bit:
         if here + bit < n:
             child = (here + bit + root) % n
-            yield (peers.receive(out, child, combine=op.joining(out)),)
+            yield (peers.receive(out, child, combine=Combine(op, out)),)
         bit <<= 1
     if here:
         yield (peers.send(out, (here - bit + root) % n),)

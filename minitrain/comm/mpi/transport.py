@@ -10,36 +10,33 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 import numpy as np
 from mpi4py import MPI
 
 from minitrain.array import Array
-from minitrain.comm import device, report
-from minitrain.comm.abort import abort
+from minitrain.comm import device
 from minitrain.comm.errors import CommError
-from minitrain.comm.message import (
+from minitrain.comm.mpi import signature
+from minitrain.comm.mpi.abort import abort
+from minitrain.comm.mpi.hosts import Hosts
+from minitrain.comm.mpi.lanes import Lanes
+from minitrain.comm.mpi.options import MPIOptions
+from minitrain.comm.mpi.requests import (
     DONE,
     Address,
-    Done,
-    Landing,
-    Probing,
-    Receiving,
-    Sending,
+    MPIRequest,
+    ProbeRequest,
+    ReceiveBuffer,
+    ReceiveRequest,
+    SendRequest,
     any_complete,
 )
-from minitrain.comm.options import Options
-from minitrain.comm.place import Place
-from minitrain.comm.shared.inlet import Arriving
-from minitrain.comm.shared.lanes import Lanes
-from minitrain.comm.shared.outlet import Leaving
-from minitrain.comm.transport import Combine, Request, Transport
-from minitrain.comm.wire import as_bytes, flat, header_of
-
-if TYPE_CHECKING:
-    from minitrain.comm.peers import Peers
+from minitrain.comm.mpi.wire import as_bytes, flat, header_of
+from minitrain.comm.operation import Peers, Steps, call_site
+from minitrain.comm.reduction import Combine
+from minitrain.comm.transport import Request, Transport
 
 _COMMS = 8
 _SEQUENCE_BITS = 8
@@ -56,9 +53,6 @@ core is offered to others."""
 
 _offer_core: Callable[[], object] = getattr(os, "sched_yield", lambda: time.sleep(0))
 
-_TOLD = (Sending, Receiving, Probing, Leaving, Arriving)
-"""The requests that say whom they wait for, to report a stall."""
-
 
 class MPITransport(Transport):
     """This process's end of an MPI communicator.
@@ -70,8 +64,8 @@ class MPITransport(Transport):
 
     kind = "mpi"
 
-    def __init__(self, comm: MPI.Intracomm, node: MPI.Intracomm, place: Place, options: Options):
-        super().__init__(comm.Get_rank(), comm.Get_size(), place.nodes)
+    def __init__(self, comm: MPI.Intracomm, node: MPI.Intracomm, hosts: Hosts, options: MPIOptions):
+        super().__init__(comm.Get_rank(), comm.Get_size(), hosts.nodes)
         self.check_collectives = options.check_collectives
         self.limit = options.limit
         self._options = options
@@ -86,9 +80,14 @@ class MPITransport(Transport):
         self._lanes = Lanes(comm, node) if shared else None
         self._outlets = self._lanes.outlets if self._lanes else {}
         self._inlets = self._lanes.inlets if self._lanes else {}
-        self._crowded = place.ranks > place.cores
+        self._crowded = hosts.ranks > hosts.cores
         # Weak, so that what was received is not kept.
-        self._probing: WeakValueDictionary[tuple[int, int], Probing] = WeakValueDictionary()
+        self._probing: WeakValueDictionary[tuple[int, int], ProbeRequest] = WeakValueDictionary()
+
+    def begin(self, channel: int, peers: Peers) -> Address:
+        """See `Transport.begin`: other members' calls cannot be seen."""
+        self.sequences[channel] += 1
+        return self.route(channel, self.sequences[channel] - 1)
 
     def route(self, channel: int, sequence: int) -> Address:
         """See `Transport.route`. Each 256th call has the same tag: it waits for the one before."""
@@ -103,23 +102,25 @@ class MPITransport(Transport):
                 operation.wait()
         return address
 
-    def send(self, x: Array, dest: int, route: Address, *, copy: bool, header: bool) -> Request:
+    def send(
+        self, x: Array, dest: int, route: Address, *, copy: bool = False, header: bool = False
+    ) -> Request:
         """See `Transport.send`. What was copied is kept here until it has left."""
         if not isinstance(x, np.ndarray):
             x = device.readable(x, self._options.cuda_aware)
-        data = as_bytes(x)
+        data = flat(x)
         if header:
-            data = np.concatenate([data, header_of(x)])
+            data = np.concatenate([as_bytes(data), header_of(x)])
         elif copy:
             data = data.copy()
         synchronous = copy and self._options.synchronous
         outlet = self._outlets.get(dest)
-        message: Sending | Leaving | Done
+        message: Request
         if outlet is not None:
             message = outlet.send(data, dest, route)
         else:
             start = route.comm.Issend if synchronous else route.comm.Isend
-            message = Sending(data, dest, route, self.limit, start)
+            message = SendRequest(as_bytes(data), dest, route, self.limit, start)
         if synchronous or not copy:
             return message
         if not message.done:
@@ -140,36 +141,15 @@ class MPITransport(Transport):
         if inlet is not None:
             return inlet.receive(out, source, route, like, combine)
         if out is not None:
-            landing = Landing(out, combine, cuda_aware=self._options.cuda_aware)
-            return Receiving(out, landing, source, route, self.limit)
-        probing = Probing(source, route, self.limit, like)
+            buffer = ReceiveBuffer(out, combine, cuda_aware=self._options.cuda_aware)
+            return ReceiveRequest(out, buffer, source, route, self.limit)
+        probing = ProbeRequest(source, route, self.limit, like)
         key = source, route.channel
         before = self._probing.get(key)
         if before is not None and before.address.tag == route.tag and not before.done:
             probing.before = before
         self._probing[key] = probing
         return probing
-
-    def exchange(
-        self,
-        x: Array,
-        dest: int,
-        out: Array,
-        source: int,
-        route: Address,
-        combine: Combine | None = None,
-    ) -> Sequence[Request]:
-        """See `Transport.exchange`. Done first, so that it is on its way while this goes on."""
-        outlet = self._outlets.get(dest)
-        message: Request
-        if outlet is not None and isinstance(x, np.ndarray):
-            message = outlet.send(flat(x), dest, route)
-        else:
-            message = self.send(x, dest, route, copy=False, header=False)
-        receive = self.receive(out, source, route, combine=combine)
-        if message is not DONE:
-            return receive, message
-        return () if receive is DONE else (receive,)
 
     def wait(self, pending: Sequence[Sequence[Request]]) -> None:
         """See `Transport.wait`. MPI has no other way to wait for some of several than to ask."""
@@ -212,8 +192,7 @@ class MPITransport(Transport):
         """Say for what this rank waits; the ranks that wait for each other all do."""
         waits = "; ".join(self._waits(pending))
         sys.stderr.write(
-            f"minitrain: rank {self.rank} has waited {waited:.0f} s to {waits}, "
-            f"at {report.call_site()}\n"
+            f"minitrain: rank {self.rank} has waited {waited:.0f} s to {waits}, at {call_site()}\n"
         )
         sys.stderr.flush()
         if self._options.stall_abort:
@@ -224,11 +203,12 @@ class MPITransport(Transport):
             f"{request.verb} rank {request.peer} ({self._names[request.address.channel]})"
             for requests in pending
             for request in requests
-            if isinstance(request, _TOLD) and not request.done
+            if isinstance(request, MPIRequest) and not request.done
         ]
 
-    def enter(self, peers: Peers) -> None:
-        """See `Transport.enter`: here only messages can tell calls (signature.py)."""
+    def checked(self, peers: Peers, steps: Steps) -> Steps:
+        """See `Transport.checked`: only messages can tell calls here."""
+        return signature.checked(peers, steps)
 
     def name(self, channel: int, text: str) -> None:
         """See `Transport.name`.

@@ -8,21 +8,17 @@ from itertools import accumulate
 from minitrain.array import Array
 
 
-def cut_sizes(total: int, n: int) -> list[int]:
-    """total in n sizes, as np.array_split cuts: the first total % n of them get one more."""
-    return [total // n + (i < total % n) for i in range(n)]
-
-
 class Pieces:
     """pieces[i] is the view of piece i; pieces.span(1, 3) that of pieces 1 and 2 side by side.
 
     Pieces may be uneven, or empty. So nothing is ever padded, and no tail is left over.
     """
 
-    __slots__ = ("_starts", "flat")
+    __slots__ = ("_starts", "flat", "sizes")
 
     def __init__(self, flat: Array, sizes: Sequence[int]) -> None:
         self.flat = flat
+        self.sizes = sizes
         self._starts = [0, *accumulate(sizes)]
 
     def __getitem__(self, piece: int) -> Array:

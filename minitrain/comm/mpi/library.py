@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from minitrain.comm.errors import LauncherError
-from minitrain.comm.launch import Launch
+from minitrain.comm.mpi.launch import Launch
 
 
 def started_mpi(launch: Launch) -> Any:

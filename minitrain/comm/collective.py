@@ -1,0 +1,89 @@
+"""What every collective does: check what it gets, agree with the other members, and run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from minitrain.array import Array, namespace
+from minitrain.comm.members import Members
+from minitrain.comm.operation import Operation, Peers, Steps, progress
+from minitrain.comm.transport import DTYPES, PURPOSES
+
+_DTYPES = frozenset(DTYPES)
+
+
+class Collectives:
+    """Calls of a group's members that all of them make; they return results, or, not waited for,
+    operations."""
+
+    _group: Members
+    _waits = True
+
+    def progress(self) -> None:
+        """Move on whatever this rank has in flight, without waiting."""
+        progress(self._group.transport)
+
+    def _call(
+        self,
+        op: str,
+        algorithm: str,
+        purpose: str,
+        agreed: tuple[object, ...],
+        steps: Callable[..., Steps],
+        *args: Any,
+    ) -> Any:
+        """Begin steps(peers, *args), which all members must call with the same `agreed`."""
+        group, transport = self._group, self._group.transport
+        if purpose not in PURPOSES:
+            raise unknown_purpose(purpose)
+        ranks = group.ranks, group.rank, group.size
+        peers = Peers(group, op, algorithm, purpose, *ranks, agreed)
+        peers.route = transport.begin(group.channels.get(None) or group.channel(None), peers)
+        generator = steps(peers, *args)
+        if transport.check_collectives:
+            generator = transport.checked(peers, generator)
+        operation = Operation(transport, generator, peers.route)
+        return operation.wait() if self._waits else operation.start()
+
+
+def sendable(x: Array) -> Array:
+    """x as a contiguous array of native byte order, a copy only where it must be one.
+
+    Raises:
+        ValueError: the dtype is none that can be sent; nothing is ever pickled.
+    """
+    if not isinstance(x, np.ndarray):
+        x = namespace(x).asarray(x)
+    if not x.dtype.isnative:
+        x = x.astype(x.dtype.newbyteorder("="))
+    if x.dtype not in _DTYPES:
+        raise ValueError(
+            f"cannot send dtype {x.dtype}: use one of {', '.join(d.name for d in DTYPES)} "
+            "(arrays of objects, strings or records have no fixed bytes)"
+        )
+    # ascontiguousarray makes a 0-d array 1-d, so it is asked for only where it is needed.
+    return x if x.flags.c_contiguous else namespace(x).ascontiguousarray(x)
+
+
+def unknown_purpose(purpose: str) -> ValueError:
+    """The error of a purpose that the ledger does not know."""
+    return ValueError(f"unknown purpose {purpose!r}: use one of {', '.join(PURPOSES)}")
+
+
+def normal_axis(op: str, x: Array, axis: int) -> int:
+    """axis counted from 0."""
+    if not -x.ndim <= axis < x.ndim:
+        raise ValueError(f"{op} along axis {axis}: an array of shape {x.shape} has no such axis")
+    return axis % int(x.ndim)
+
+
+def check_sizes(op: str, sizes: Sequence[int], size: int, total: int | None = None) -> list[int]:
+    """sizes as a list, if there is one for each of size ranks, and they make up the total."""
+    if len(sizes) != size:
+        raise ValueError(f"{op}: {len(sizes)} sizes for a group of {size} ranks")
+    if total is not None and sum(sizes) != total:
+        raise ValueError(f"{op}: the sizes {list(sizes)} add up to {sum(sizes)}, not to {total}")
+    return list(sizes)

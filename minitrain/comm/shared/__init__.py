@@ -1,1 +1,0 @@
-"""Memory that the MPI ranks of a node share, and how messages go through it."""
