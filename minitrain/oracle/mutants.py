@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
+from minitrain.errors import UserError
 from minitrain.layout import did_you_mean
 from minitrain.oracle.mutants_data import DATA
 from minitrain.oracle.mutants_tensor import TENSOR
@@ -24,11 +25,11 @@ def check_name(name: str | None) -> None:
     """Refuse a name that is no fault's; None is none.
 
     Raises:
-        ValueError: with the names there are.
+        UserError: with the names there are.
     """
     if name is not None and name not in MUTANTS:
         hint = did_you_mean(name, MUTANTS) or f"; there are {', '.join(MUTANTS)}"
-        raise ValueError(f"unknown fault {name!r}{hint}")
+        raise UserError(f"unknown fault {name!r}{hint}")
 
 
 @contextmanager

@@ -10,7 +10,8 @@ from minitrain.nn.families import to_values as config_values
 from minitrain.parallel.gradients import MODEL_AXES
 from minitrain.parallel.placement import Placement
 from minitrain.train.checkpoint import files
-from minitrain.train.checkpoint.files import Draft, Manifest, file_of
+from minitrain.train.checkpoint.files import Draft, file_of
+from minitrain.train.checkpoint.manifest import Manifest, read_manifest, reading
 from minitrain.train.config.resolve import values
 from minitrain.train.config.sections import RunConfig
 from minitrain.train.data.text import Corpus
@@ -55,20 +56,21 @@ def resume(stepper: Stepper, path: Path) -> int:
     Raises:
         CheckpointError: a checkpoint that is not whole, or is of another model.
     """
-    manifest, model = files.read_manifest(path), stepper.model
+    manifest, model = read_manifest(path), stepper.model
     views = _views(stepper)
-    files.match({key: held.shape for key, held in views.items()}, manifest, path)
+    files.match({key: entry.shape for key, entry in views.items()}, manifest, path)
     for key, (_, placement, view) in views.items():  # one whole array at a time
         whole = files.read(path, manifest, key).astype(view.dtype, copy=False)
         piece = placement.cut(whole, model.mesh.coordinates)
         view[...] = from_host(piece, namespace(view))
     stepper.updates = manifest.updates
     if stepper.loss_scale is not None and manifest.loss_scale is not None:
-        stepper.loss_scale.restore(manifest.loss_scale)
+        with reading(path):
+            stepper.loss_scale.restore(manifest.loss_scale)
     return manifest.step
 
 
-class _Held(NamedTuple):
+class _Entry(NamedTuple):
     """An array of a checkpoint: its whole shape, where its pieces are, this rank's part."""
 
     shape: tuple[int, ...]
@@ -76,17 +78,17 @@ class _Held(NamedTuple):
     part: Array
 
 
-def _views(stepper: Stepper) -> dict[str, _Held]:
+def _views(stepper: Stepper) -> dict[str, _Entry]:
     """All that a checkpoint holds, by key. Weights are where they live, the rest is where they
     are stepped."""
     flat, views = stepper.model.flat, {}
     for name, part in flat.views(flat.weights).items():
         parameter = flat.parameters[name]
-        views[f"weights/{name}"] = _Held(parameter.declared, parameter.placement, part)
+        views[f"weights/{name}"] = _Entry(parameter.declared, parameter.placement, part)
     for kind, slot in stepper.slots.items():
         for name, part in flat.views(slot).items():
             parameter = flat.parameters[name]
-            views[f"{kind}/{name}"] = _Held(parameter.declared, parameter.state, part)
+            views[f"{kind}/{name}"] = _Entry(parameter.declared, parameter.state, part)
     return views
 
 
@@ -97,9 +99,9 @@ def _pieces(stepper: Stepper) -> dict[str, Array]:
         return {}  # a copy of what the first of the data ranks holds
     sizes = {axis: getattr(mesh.layout, axis) for axis in MODEL_AXES}
     return {
-        key: held.part
-        for key, held in _views(stepper).items()
-        if held.placement.is_first(mesh.coordinates, sizes)
+        key: entry.part
+        for key, entry in _views(stepper).items()
+        if entry.placement.is_first(mesh.coordinates, sizes)
     }
 
 
