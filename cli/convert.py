@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import click
 
-from .main import fail
+from .main import tell
 
 
 @click.command()
@@ -27,16 +28,13 @@ def convert(source: str, target: str, as_json: bool) -> int:
     from minitrain.train.sample import find
 
     old, new = Path(source), Path(target)
-    try:
-        if (old / "config.json").exists():
-            model, tokenizer = pretrained.read(old)
-            with pretrained.whole(new) as part:
-                save_model(model, tokenizer, part / "checkpoints")
-        else:
-            model, tokenizer = load_model(find(old))
-            pretrained.write(new, model, tokenizer)
-    except (ValueError, OSError) as error:  # such as a name that is too long
-        fail(str(error), 2)
+    if os.path.exists(old / "config.json"):
+        model, tokenizer = pretrained.read(old)
+        with pretrained.whole(new) as part:
+            save_model(model, tokenizer, part / "checkpoints")
+    else:
+        model, tokenizer = load_model(find(old))
+        pretrained.write(new, model, tokenizer)
     arrays = [p.array for p in model.parameters().values()]
     found = {
         "target": target,
@@ -46,8 +44,8 @@ def convert(source: str, target: str, as_json: bool) -> int:
         "tokenizer": tokenizer.spec,
     }
     if as_json:
-        click.echo(json.dumps(found))
+        tell(json.dumps(found))
     else:
         words = "{target}: {family} of {parameters:,} {dtype} parameters, tokenizer {tokenizer}"
-        click.echo(words.format_map(found))
+        tell(words.format_map(found))
     return 0

@@ -15,6 +15,8 @@ from typing import Any
 
 import click
 
+from .main import tell
+
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="End with the findings as one JSON value.")
@@ -33,9 +35,9 @@ def doctor(as_json: bool) -> int:
     }
     findings |= _self_test()
     for name, finding in findings.items():
-        click.echo(f"{name:12} {finding}")
+        tell(f"{name:12} {finding}")
     if as_json:
-        click.echo(json.dumps(findings))
+        tell(json.dumps(findings))
     return 0 if findings["self_test"] == "passed" else 1
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from .main import fail
+from .main import tell
 from .ranks import device_option
 
 
@@ -41,16 +41,13 @@ def generate(checkpoint: str | None, run_dir: str | None, prompt: str, tokens: i
 
     # The prompt's bytes as they were typed, whatever the terminal's encoding.
     given, source = os.fsencode(prompt), checkpoint or run_dir
-    try:
-        sampling = Sampling(**{name: x for name, x in options.items() if x is not None})
-        path = find(Path(source) if source else None)
-        written = sample(path, tokens, sampling, given, xp=array_module(device))
-    except ValueError as error:
-        fail(str(error), 2)
+    sampling = Sampling(**{name: x for name, x in options.items() if x is not None})
+    path = find(Path(source) if source else None)
+    written = sample(path, tokens, sampling, given, xp=array_module(device))
     if as_json:
         texts = {"prompt": given, "text": written.text}
         values = {name: text.decode("utf-8", "replace") for name, text in texts.items()}
-        click.echo(json.dumps({"checkpoint": str(path), **values, "ids": written.ids}))
+        tell(json.dumps({"checkpoint": str(path), **values, "ids": written.ids}))
     else:
-        click.echo(show(given + written.text, sys.stdout.encoding))
+        tell(show(given + written.text, sys.stdout.encoding))
     return 0

@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import traceback
 from typing import Any, NoReturn
 
 import click
 
-from minitrain.comm.errors import LauncherError
 from minitrain.comm.mpi.launch import launched
+from minitrain.errors import UserError
 from minitrain.layout import did_you_mean
 
 # Name -> module of this package, function in it. What a command needs is imported by that module's
@@ -25,7 +26,7 @@ COMMANDS = {
 
 
 class Commands(click.Group):
-    """A group whose commands live in modules of their own, and whose errors are one line each."""
+    """A group whose commands live in modules of their own, and whose errors are told apart here."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The names, in the order of COMMANDS."""
@@ -43,7 +44,11 @@ class Commands(click.Group):
         return command
 
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Run and exit; an error of usage is one line on stderr and exit status 2."""
+        """Run and exit.
+
+        What its user can mend is one line on stderr and exit status 2; anything else that goes
+        wrong is a fault of ours: its traceback, a line that says so, and exit status 3.
+        """
         from minitrain.comm.mpi.abort import end_together
 
         _open_closed_streams()
@@ -52,10 +57,12 @@ class Commands(click.Group):
                 status = super().main(*args, **{**kwargs, "standalone_mode": False})
             except click.ClickException as error:
                 fail(error.format_message(), error.exit_code)
-            except LauncherError as error:
+            except UserError as error:
                 fail(str(error), 2)
             except click.Abort:
                 sys.exit(130)
+            except Exception as error:
+                _end(fault(error), 3)
             sys.exit(status if isinstance(status, int) else 0)
 
 
@@ -83,13 +90,38 @@ def say(line: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
+def tell(text: str) -> None:
+    """A result, on stdout.
+
+    Raises:
+        UserError: what stdout is written to takes no more, such as a full disk.
+    """
+    try:
+        click.echo(text)
+    except BrokenPipeError:  # what reads has had enough; click ends the command then
+        raise
+    except OSError as error:
+        raise UserError(f"cannot write to stdout: {error.strerror}") from error
+
+
 def fail(message: str, status: int) -> NoReturn:
-    """Say what is wrong in one line, and exit. Where all ranks fail, the first one speaks."""
-    leave, line = SystemExit(status), f"minitrain: {' '.join(message.split())}"
+    """Say what is wrong in one line, and exit."""
+    _end(f"minitrain: {' '.join(message.split())}", status)
+
+
+def fault(error: Exception) -> str:
+    """What is said of an error that is none of the user's: the traceback, and whose it is."""
+    trace = "".join(traceback.format_exception(error))
+    return f"{trace}minitrain: this is a fault of minitrain; please report it with the lines above"
+
+
+def _end(words: str, status: int) -> NoReturn:
+    """Say why on stderr, and exit. Where all ranks fail, the first one speaks."""
+    leave = SystemExit(status)
     launch = launched()
     if launch is not None and launch.rank != 0:
-        leave.add_note(line)  # end_together prints it if this rank is the only one that fails
-    say(line)
+        leave.add_note(words)  # end_together prints it if this rank is the only one that fails
+    say(words)
     raise leave
 
 

@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 
 import click
 
-from minitrain.train.config.option import NONE, ConfigError, Option
+from minitrain.train.config.option import NONE, Option
 from minitrain.train.config.resolve import PRESETS, resolve
 from minitrain.train.config.sections import OPTIONS, RunConfig
 
 _METAVARS = {int: "INTEGER", float: "NUMBER", str: "TEXT"}
 
 
-class Given(NamedTuple):
+class ConfigSources(NamedTuple):
     """What the command line says of the configuration, in the order of `resolve`'s arguments.
 
     Attributes:
@@ -30,15 +30,16 @@ class Given(NamedTuple):
     flags: dict[str, str]
 
     def resolve(self) -> RunConfig:
-        """The configuration; one that is refused ends the command as a usage error, exit 2."""
-        try:
-            return resolve(*self)
-        except ConfigError as error:
-            raise click.UsageError(str(error)) from None
+        """The configuration.
+
+        Raises:
+            ConfigError: one that is refused.
+        """
+        return resolve(*self)
 
 
 def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add every option of a run to a command, which gets them as one argument `given: Given`."""
+    """Add every option of a run to a command, which gets them as `given: ConfigSources`."""
 
     @functools.wraps(command)
     def with_given(
@@ -46,7 +47,7 @@ def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         texts = {option.flag: others.pop(option.flag) for option in OPTIONS.values()}
         flags = {flag: text for flag, text in texts.items() if text is not None}
-        return command(*args, given=Given(preset, config, set_, flags), **others)
+        return command(*args, given=ConfigSources(preset, config, set_, flags), **others)
 
     decorators: list[Callable[[Any], Any]] = [
         click.option(

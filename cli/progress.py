@@ -34,7 +34,7 @@ class RunProgress:
         self.began = 0.0  # when the first step did
 
     def __enter__(self) -> RunProgress:
-        # FORCE_COLOR makes a file a terminal for rich; it is none for a line that moves.
+        # FORCE_COLOR makes a file a terminal for rich; but a line that moves needs a real one.
         if sys.stderr.isatty() and not self.console.is_dumb_terminal:
             self.live = Progress(
                 TextColumn("step {task.completed}/{task.total}"),

@@ -24,7 +24,7 @@ T = TypeVar("T")
 _SIZES = (*AXES, "ep", "zero")
 
 
-class Wanted(NamedTuple):
+class RankRequest(NamedTuple):
     """What the options say of where ranks run, whatever the layout.
 
     Attributes:
@@ -113,35 +113,34 @@ class Ranks(NamedTuple):
 
 
 def rank_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --layout, its axes and `wanted_options` to a command, which gets `ranks: Ranks`."""
+    """Add --layout, its axes and `request_options` to a command, which gets `ranks: Ranks`."""
 
     @functools.wraps(command)
-    def with_ranks(*args: Any, layout: str | None, sp: bool, wanted: Wanted, **others: Any) -> Any:
+    def with_ranks(
+        *args: Any, layout: str | None, sp: bool, request: RankRequest, **others: Any
+    ) -> Any:
         sizes = {axis: others.pop(axis) for axis in _SIZES}
         words = [f"{axis}{size}" for axis, size in sizes.items() if size is not None]
-        try:
-            ranks = read_ranks(layout, words + ["sp"] * sp, wanted)
-        except LayoutError as error:
-            raise click.UsageError(str(error)) from None
+        ranks = read_ranks(layout, words + ["sp"] * sp, request)
         return command(*args, ranks=ranks, **others)
 
-    return _added(_LAYOUT_OPTIONS, wanted_options(with_ranks))
+    return _added(_LAYOUT_OPTIONS, request_options(with_ranks))
 
 
-def wanted_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def request_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add -n, --backend, --device and what MPI ranks can be told to a command, which gets them as
-    `wanted: Wanted`."""
+    `request: RankRequest`."""
 
     @functools.wraps(command)
-    def with_wanted(*args: Any, n: int | None, backend: str | None, device: str,
+    def with_request(*args: Any, n: int | None, backend: str | None, device: str,
                    stall_timeout: float, no_shared_memory: bool, **others: Any) -> Any:  # fmt: skip
         flags = {name: others.pop(name) for name in _MPI_FLAGS}
         options = MPIOptions(
             stall_timeout=stall_timeout or None, shared_memory=not no_shared_memory, **flags
         )
-        return command(*args, wanted=Wanted(n, backend, device, options), **others)
+        return command(*args, request=RankRequest(n, backend, device, options), **others)
 
-    return _added(_WANTED_OPTIONS, with_wanted)
+    return _added(_REQUEST_OPTIONS, with_request)
 
 
 def _added(
@@ -169,7 +168,7 @@ device_option = click.option(
     help="What computes; gpu: CuPy, each rank on a GPU of its node. [cpu]",
 )
 
-_WANTED_OPTIONS = (
+_REQUEST_OPTIONS = (
     click.option(
         "-n", "--ranks", "n", type=click.IntRange(1), help="How many ranks. [the layout's]"
     ),
@@ -205,27 +204,29 @@ _WANTED_OPTIONS = (
 _MPI_FLAGS = ("stall_abort", "check_collectives", "cuda_aware")
 
 
-def read_ranks(text: str | None, words: list[str], wanted: Wanted) -> Ranks:
+def read_ranks(text: str | None, words: list[str], request: RankRequest) -> Ranks:
     """The layout that the options mean, and its ranks.
 
     Raises:
         LayoutError: options that contradict each other or the launcher.
     """
-    n, backend, device, options = wanted
+    n, backend, device, options = request
     if text is not None and words:
         raise LayoutError(f"--layout {text} and --{words[0]} both say the layout; give one of them")
     if options.cuda_aware and device != "gpu":
         raise LayoutError(
             f"--cuda-aware is about GPU memory, but --device is {device}; add --device gpu, or "
-            "leave it away"
+            "leave it out"
         )
     text = text if text is not None else ",".join(words)
     launch = launched()
     under = launch.size if launch else 1
     if under > 1 and backend == "threads":
-        raise LayoutError(f"--backend threads under {under} MPI processes; leave one of them away")
+        raise LayoutError(f"--backend threads under {under} MPI processes; leave out one of them")
     if under > 1 and n is not None and n != under:
-        raise LayoutError(f"-n {n} under {under} MPI processes; leave -n away, or start {n}")
+        raise LayoutError(
+            f"-n {n} under {under} MPI processes; leave out -n, or start {n} processes"
+        )
     count = under if under > 1 else n
     layout = Layout.parse(text) if text else Layout(dp=count or 1)
     layout.check(ranks=count)
@@ -243,5 +244,5 @@ def _refuse_mpi_options(options: MPIOptions) -> None:
             flag = "--no-shared-memory" if field.name == "shared_memory" else f"--{name}"
             raise LayoutError(
                 f"{flag} is about MPI ranks, but these are threads; add --backend mpi, or leave "
-                "it away"
+                "it out"
             )

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .main import fail, say
-from .options import Given, config_options
+from .main import fail, say, tell
+from .options import ConfigSources, config_options
 from .ranks import Ranks, rank_options
 
 if TYPE_CHECKING:
@@ -31,16 +31,18 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="End with the results as one JSON value.")
 @rank_options
 @config_options
-def train(given: Given, ranks: Ranks, run_dir: str | None, resume: bool, as_json: bool) -> int:
+def train(
+    given: ConfigSources, ranks: Ranks, run_dir: str | None, resume: bool, as_json: bool
+) -> int:
     """Train a language model on text.
 
     Metrics, checkpoints and the configuration are kept in a run folder. Without options: a small
     GPT on the language documentation that this Python carries, for two thousand steps.
+
+    Exit status: 0 done, 1 it cannot go on (not finite, a full disk), 2 usage, 3 a fault of
+    minitrain; 130 or 143 if it was stopped by a signal.
     """
-    try:
-        run = _prepare(given, ranks, run_dir, resume)
-    except ValueError as error:  # every refusal is one, and nothing has been written yet
-        fail(str(error), 2)
+    run = _prepare(given, ranks, run_dir, resume)
     ranks.launch()
     outcome = _run(ranks, run)
     if ranks.first:
@@ -49,17 +51,13 @@ def train(given: Given, ranks: Ranks, run_dir: str | None, resume: bool, as_json
 
 
 def _run(ranks: Ranks, run: Run) -> Outcome:
-    """Do the run; what its user can mend is said in a line, and a fault of ours in a traceback."""
-    from minitrain.train.checkpoint.files import CheckpointError
+    """Do the run. One that has begun and can't go on ends with status 1: its options were right."""
     from minitrain.train.disk import WriteError
-    from minitrain.train.folder import FolderError
     from minitrain.train.step import TrainingError
 
     try:
         with _graceful_stop(run.stop):
             return ranks.run(_rank, run, largest=_largest_product(run))
-    except (FolderError, CheckpointError) as error:  # raised before anything is written
-        fail(str(error), 2)
     except (TrainingError, WriteError) as error:
         fail(str(error), 1)
 
@@ -75,7 +73,7 @@ def _largest_product(run: Run) -> float:
     return largest_product(model_of(config, vocab).config, tokens)
 
 
-def _prepare(given: Given, ranks: Ranks, run_dir: str | None, resume: bool) -> Run:
+def _prepare(given: ConfigSources, ranks: Ranks, run_dir: str | None, resume: bool) -> Run:
     """Everything that can be refused, before anything is written or sent."""
     from minitrain.array import keep_memory
     from minitrain.parallel.table import check_supported
@@ -107,7 +105,7 @@ def _prepare(given: Given, ranks: Ranks, run_dir: str | None, resume: bool) -> R
 
 
 def _start(
-    given: Given, run_dir: str | None, resume: bool
+    given: ConfigSources, run_dir: str | None, resume: bool
 ) -> tuple[RunConfig, RunFolder, Path | None, list[str]]:
     """The configuration of a run and its folder; of one that goes on also the checkpoint to start
     from, and what differs from before."""
@@ -132,7 +130,7 @@ def _start(
 def _rank(group: Group, run: Run) -> Outcome:
     """What each rank does."""
     from minitrain.parallel import Mesh
-    from minitrain.train.checkpoint.files import step_of
+    from minitrain.train.checkpoint.manifest import step_of
     from minitrain.train.loop import train as train_run
 
     if group.rank != 0:
@@ -187,14 +185,14 @@ def _report(run: Run, outcome: Outcome, as_json: bool) -> None:
 
     at = run.folder.path
     if outcome.stopped:  # in a hurry
-        click.echo(f"{at}: stopped after {outcome.steps} of {run.config.run.steps} steps")
-        click.echo(f"go on with: minitrain train --resume --run-dir {shlex.quote(str(at))}")
+        tell(f"{at}: stopped after {outcome.steps} of {run.config.run.steps} steps")
+        tell(f"go on with: minitrain train --resume --run-dir {shlex.quote(str(at))}")
     else:
         path = files.newest(run.folder.checkpoints)
         assert path is not None
-        click.echo(show(sample(path, 200, Sampling(), xp=run.xp).text, sys.stdout.encoding))
+        tell(show(sample(path, 200, Sampling(), xp=run.xp).text, sys.stdout.encoding))
         bits, nats = outcome.val_bits_per_byte, outcome.val_loss
         held_out = f"{nats:.3f} nats/token" if bits is None else f"{bits:.3f} bits/byte"
-        click.echo(f"{at}: {outcome.steps} steps, held out {held_out}")
+        tell(f"{at}: {outcome.steps} steps, held out {held_out}")
     if as_json:
-        click.echo(json.dumps({"run_dir": str(at), **asdict(outcome)}))
+        tell(json.dumps({"run_dir": str(at), **asdict(outcome)}))

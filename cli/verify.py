@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import traceback
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,8 +11,9 @@ import click
 from minitrain.comm.errors import LauncherError
 from minitrain.layout import Layout, LayoutError
 
-from .main import fail
-from .ranks import Ranks, Wanted, read_ranks, wanted_options
+from .main import fault as fault_words
+from .main import tell
+from .ranks import RankRequest, Ranks, read_ranks, request_options
 
 if TYPE_CHECKING:
     from minitrain.comm.group import Group
@@ -28,7 +28,7 @@ EQUAL, DIFFERENT, USAGE, BROKEN = range(4)
 @click.command()
 @click.argument("layouts", nargs=-1, metavar="[LAYOUT]...")
 @click.option("--layout", "more", multiple=True, metavar="WORDS", help="The same as an argument.")
-@wanted_options
+@request_options
 @click.option("--steps", type=click.IntRange(1), default=4, help="Steps with each optimizer. [4]")
 @click.option("--micro-batches", type=click.IntRange(1), default=2, help="Parts of a batch. [2]")
 @click.option(
@@ -40,7 +40,7 @@ EQUAL, DIFFERENT, USAGE, BROKEN = range(4)
 def verify(
     layouts: tuple[str, ...],
     more: tuple[str, ...],
-    wanted: Wanted,
+    request: RankRequest,
     steps: int,
     micro_batches: int,
     family: str,
@@ -56,12 +56,9 @@ def verify(
 
     Exit status: 0 all equal, 1 a tensor differs, 2 usage, 3 a hang or a crash.
     """
-    try:
-        chosen = _layouts((*layouts, *more), wanted)
-        xp = chosen[0].array_module()
-        task = _task(chosen, family, steps, micro_batches, seed, fault)
-    except ValueError as error:
-        fail(str(error), USAGE)
+    chosen = _layouts((*layouts, *more), request)
+    xp = chosen[0].array_module()
+    task = _task(chosen, family, steps, micro_batches, seed, fault)
     chosen[0].launch()
     verdicts, status = [], EQUAL
     reference = task.reference()
@@ -70,16 +67,16 @@ def verify(
         verdicts.append(verdict)
         status = max(status, found)
     if as_json and chosen[0].first:
-        click.echo(json.dumps({"ok": status == EQUAL, "rows": verdicts}))
+        tell(json.dumps({"ok": status == EQUAL, "rows": verdicts}))
     return status
 
 
-def _layouts(texts: tuple[str, ...], wanted: Wanted) -> list[Ranks]:
+def _layouts(texts: tuple[str, ...], request: RankRequest) -> list[Ranks]:
     if not texts:
-        fixed = read_ranks(None, [], wanted)
+        fixed = read_ranks(None, [], request)
         if fixed.layout.size > 1 or fixed.backend == "mpi":
             return [fixed]
-    return [read_ranks(text, [], wanted) for text in texts or DEFAULT]
+    return [read_ranks(text, [], request) for text in texts or DEFAULT]
 
 
 def _task(
@@ -115,7 +112,7 @@ def _judge(
     except Exception as error:  # whatever it is: a crash is a verdict too
         return _broken(ranks, error), BROKEN
     if ranks.first:
-        click.echo(_line(report))
+        tell(_line(report))
     return _as_json(report), EQUAL if report.ok else DIFFERENT
 
 
@@ -127,10 +124,10 @@ def _rank(group: Group, layout: Layout, task: Task, reference: dict[str, Trace],
 
 def _broken(ranks: Ranks, error: Exception) -> dict[str, Any]:
     """The traceback of a hang or a crash, on whichever rank it was, and the verdict as JSON."""
-    click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
+    click.echo(fault_words(error), err=True)
     reason = f"{type(error).__name__}: {error}"
     if ranks.first:
-        click.echo(f"{ranks.layout}: BROKEN, {reason.splitlines()[0]}")
+        tell(f"{ranks.layout}: BROKEN, {reason.splitlines()[0]}")
     rows = {"worst": None, "first_wrong": None}
     return {"layout": str(ranks.layout), "ok": False, **rows, "broken": reason}
 

@@ -13,42 +13,42 @@ from minitrain.nn.config import Config
 from minitrain.nn.families import Model, declare
 from minitrain.optim import SGD, AdamW, LossScale, Optimizer, Schedule
 from minitrain.parallel import Mesh, parallelize
-from minitrain.train.config.sections import ModelOptions, OptimizerOptions, RunConfig
+from minitrain.train.config.sections import ModelSection, OptimizerSection, RunConfig
 from minitrain.train.step import Stepper
 
 
 def model_of(config: RunConfig, vocab: int) -> Model:
     """The plain model, declared and not filled."""
-    options = config.model
-    model = declare(_sizes_of(options, vocab))
+    section = config.model
+    model = declare(_sizes_of(section, vocab))
     model.loss = CrossEntropy(config.loss.smoothing, config.loss.z_loss)
     return model
 
 
-def _sizes_of(options: ModelOptions, vocab: int) -> Config:
+def _sizes_of(section: ModelSection, vocab: int) -> Config:
     sizes: dict[str, Any] = {
         "vocab": vocab,
-        "context": options.context,
-        "layers": options.layers,
-        "heads": options.heads,
-        "width": options.width,
+        "context": section.context,
+        "layers": section.layers,
+        "heads": section.heads,
+        "width": section.width,
     }
-    if options.family == "llama":
-        return LlamaConfig(**sizes, kv_heads=options.kv_heads)
-    return GPTConfig(**sizes, dropout=options.dropout)
+    if section.family == "llama":
+        return LlamaConfig(**sizes, kv_heads=section.kv_heads)
+    return GPTConfig(**sizes, dropout=section.dropout)
 
 
-def optimizer_of(options: OptimizerOptions) -> Optimizer:
+def optimizer_of(section: OptimizerSection) -> Optimizer:
     """The optimizer, without state."""
-    if options.name == "sgd":
-        return SGD(momentum=options.momentum, decay=options.weight_decay)
-    return AdamW(options.beta1, options.beta2, options.epsilon, options.weight_decay)
+    if section.name == "sgd":
+        return SGD(momentum=section.momentum, decay=section.weight_decay)
+    return AdamW(section.beta1, section.beta2, section.epsilon, section.weight_decay)
 
 
 def schedule_of(config: RunConfig) -> Schedule:
     """The learning rate by update."""
-    options = config.optimizer
-    return Schedule(options.lr, config.run.steps, options.warmup, options.min_lr, options.schedule)
+    section = config.optimizer
+    return Schedule(section.lr, config.run.steps, section.warmup, section.min_lr, section.schedule)
 
 
 def stepper_of(

@@ -1,4 +1,4 @@
-"""Writing to a disk that may be full, by a program that may be killed."""
+"""A disk that may be full or refuse, and a program that may be killed."""
 
 from __future__ import annotations
 
@@ -10,6 +10,21 @@ from minitrain.errors import UserError
 
 class WriteError(UserError):
     """What a run writes does not reach the disk."""
+
+
+def listing(folder: Path) -> list[Path]:
+    """What lies in a folder; nothing where there is no such folder.
+
+    Raises:
+        UserError: a folder that can't be read.
+    """
+    try:
+        return list(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except (OSError, ValueError) as error:  # such as a name that is too long, or has a NUL
+        why = getattr(error, "strerror", None) or error
+        raise UserError(f"{str(folder)!r} cannot be read: {why}; give another folder") from error
 
 
 def flush(path: Path) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minitrain.errors import UserError
-from minitrain.train.disk import replace_text
+from minitrain.train.disk import listing, replace_text
 
 RUNS = Path("runs")
 _NUMBERED = re.compile(r"(\d{4,})-")
@@ -53,19 +53,19 @@ class RunFolder:
         if held:
             raise self._held()
         if not above.is_dir():
-            raise FolderError(f"{above} is no folder; take another --run-dir")
+            raise FolderError(f"{above} is not a folder; take another --run-dir")
         if not os.access(above, os.W_OK | os.X_OK):
-            raise FolderError(f"{above} is not yours to write to; take another --run-dir")
+            raise FolderError(f"{above} cannot be written to; take another --run-dir")
 
-    def create(self, config: str, *, anew: bool) -> None:
-        """Make the folder, with the text of its config.toml, or write that text anew.
+    def create(self, config: str, *, new: bool) -> None:
+        """Make the folder, with the text of its config.toml, or give that file a new text.
 
         Raises:
             FolderError: it can't be made, or another run has come to be there.
         """
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
-            if anew:  # "x": of two runs that start at once in one folder, one gets it
+            if new:  # "x": of two runs that start at once in one folder, one gets it
                 with self.config.open("x", encoding="utf-8") as file:
                     file.write(config)
             else:
@@ -102,8 +102,4 @@ def newest(runs: Path = RUNS) -> RunFolder:
 
 
 def _numbers(runs: Path) -> dict[int, Path]:
-    return {
-        int(match[1]): path
-        for path in (runs.iterdir() if runs.is_dir() else ())
-        if (match := _NUMBERED.match(path.name))
-    }
+    return {int(match[1]): path for path in listing(runs) if (match := _NUMBERED.match(path.name))}

@@ -56,7 +56,7 @@ class Run:
     """A run to be done, the same on every rank.
 
     Attributes:
-        start: the checkpoint to go on from; None to start anew.
+        start: the checkpoint to go on from; None to start from nothing.
         notes: remarks for the user, one line each.
         xp: where ranks compute: numpy, or cupy on the GPU that each has taken.
         stop: where any rank has a signal, all ranks stop after the same step, and save.
@@ -107,7 +107,7 @@ def train(group: Group, run: Run, reporter: Reporter | None = None) -> Outcome:
     listeners: list[Reporter] = []
     with ExitStack() as stack:
         if group.rank == 0:
-            run.folder.create(to_toml(run.config), anew=run.start is None)
+            run.folder.create(to_toml(run.config), new=run.start is None)
             keep_until(run.folder.metrics, done)
             listeners.append(stack.enter_context(MetricsFile(run.folder.metrics)))
             listeners += [reporter] if reporter is not None else []
@@ -126,21 +126,21 @@ class _Loop:
 
     def run(self, done: int) -> Outcome:
         """Steps done + 1 to the last."""
-        options = self.task.config.run
+        section = self.task.config.run
         stopped = 0
         if done == 0:
             self._evaluate(0)
-        while done < options.steps and not stopped:
+        while done < section.steps and not stopped:
             stopped = self._step(done)
             done += 1
-            if done % options.eval_every == 0 or done == options.steps:
+            if done % section.eval_every == 0 or done == section.steps:
                 self._evaluate(done)
-            if done % options.save_every == 0:
+            if done % section.save_every == 0:
                 self._save(done)
         if self.saved != done:
             self._save(done)
         value = self.validation.get
-        if done == options.steps:
+        if done == section.steps:
             stopped = 0  # too late to change anything
         return Outcome(done, self.loss, value("val_loss"), value("val_bits_per_byte"), stopped)
 

@@ -72,7 +72,7 @@ def keep_until(path: Path, step: int) -> None:
     """Drop the records of steps after `step`, which a resumed run is about to write again, and
     lines that a crash cut off."""
     with _writing(path):
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
         kept = [line for line in text.splitlines(keepends=True) if _step_of(line) <= step]
         replace_text(path, "".join(kept))
 
@@ -81,7 +81,7 @@ def _step_of(line: str) -> float:
     """The step of a record; infinite for half of one."""
     try:
         return int(json.loads(line)["step"]) if line.endswith("\n") else math.inf
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return math.inf
 
 

@@ -1,4 +1,4 @@
-"""Going on with a run: which configuration holds, and what may be said anew."""
+"""Going on with a run: which configuration holds, and what may be changed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from minitrain.layout import Layout
 from minitrain.train.checkpoint import files
-from minitrain.train.checkpoint.files import read_manifest
+from minitrain.train.checkpoint.manifest import read_manifest, step_of
 from minitrain.train.config.option import NONE, ConfigError
 from minitrain.train.config.resolve import from_values, resolve, values
 from minitrain.train.config.sections import RunConfig
@@ -19,7 +19,7 @@ from minitrain.train.data.tokenizer import absolute as absolute_spec
 from minitrain.train.folder import FolderError, RunFolder
 
 # How long the run is, how fast it learns, when it writes, what it computes twice and where its text
-# lies may be said anew. All else would make it another run: shapes, seed, batch, optimizer, and
+# lies may be changed. All else would make it another run: shapes, seed, batch, optimizer, and
 # what the text is (`check_same`).
 FREE = (
     "data.path",
@@ -47,12 +47,12 @@ def resumed(
         CheckpointError: the checkpoint is broken.
         ConfigError: values that differ from the stored ones and may not, all named.
     """
-    if not folder.config.exists():
-        raise FolderError(f"{folder.path} holds no run; start one without --resume")
+    if not os.path.exists(folder.config):
+        raise FolderError(f"{folder.path} does not hold a run; start one without --resume")
     start = files.newest(folder.checkpoints)
     if start is None:
         raise FolderError(
-            f"{folder.path} holds no checkpoint to go on from; start anew in another --run-dir"
+            f"{folder.path} has no checkpoint to go on from; start a new run in another --run-dir"
         )
     config = absolute(resolve(file=folder.config, sets=sets, flags=flags))
     old, new = values(from_values(read_manifest(start).config)), values(config)
@@ -64,10 +64,10 @@ def resumed(
     ]
     if refused:
         raise ConfigError(
-            f"{folder.path} cannot go on as another run: {'; '.join(refused)}; leave these away, "
-            "or start anew"
+            f"{folder.path} cannot go on as another run: {'; '.join(refused)}; leave these "
+            "out, or start a new run without --resume"
         )
-    done = files.step_of(start)
+    done = step_of(start)
     if config.run.steps <= done:
         raise FolderError(
             f"{folder.path} has done {done} of its {config.run.steps} steps; give --steps above "
@@ -86,7 +86,7 @@ def check_same(start: Path, corpus: Corpus, layout: Layout) -> list[str]:
     if manifest.text != corpus.digest:
         raise TextError(
             f"{corpus.name} is not the text that {start} was trained on: its content has changed; "
-            "bring that back, or start anew"
+            "bring that back, or start a new run without --resume"
         )
     changed = manifest.layout != str(layout)
     return [_note("layout", manifest.layout, str(layout))] if changed else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ from minitrain.array import from_host
 from minitrain.comm.run import fitting_blas_threads, set_blas_threads
 from minitrain.train import folder
 from minitrain.train.checkpoint import files
-from minitrain.train.checkpoint.files import CheckpointError
+from minitrain.train.checkpoint.manifest import CheckpointError
 from minitrain.train.checkpoint.weights import load_model
 from minitrain.train.generate import Sampling, generate
 from minitrain.train.metrics import largest_product
@@ -58,17 +59,17 @@ def find(path: Path | None) -> Path:
         CheckpointError, FolderError: there is none.
     """
     run = folder.newest() if path is None else folder.RunFolder(path)
-    if (run.path / "manifest.json").is_file():
+    if os.path.isfile(run.path / "manifest.json"):
         return run.path
     found = files.newest(run.checkpoints)
-    if found is None and (run.path / "config.json").is_file():
+    if found is None and os.path.isfile(run.path / "config.json"):
         raise CheckpointError(
-            f"{run.path} holds a model in Hugging Face's layout; make a run of it first, with "
+            f"{run.path} holds a model in Hugging Face's layout; make a run of it first with "
             f"`minitrain convert {shlex.quote(str(run.path))} DIR`"
         )
     if found is None:
         raise CheckpointError(
-            f"{run.path} is no checkpoint, and no run that has one; give a folder such as "
+            f"{run.path} is neither a checkpoint nor a run that has one; give a folder such as "
             "runs/0001-cpu or runs/0001-cpu/checkpoints/step-002000"
         )
     return found

@@ -111,7 +111,7 @@ class Stepper:
             raise TrainingError(
                 f"step {step}: the gradient of {culprit} is not finite, and the loss scale is down "
                 f"to its floor of {scale.floor:g}, so scaling can't help; no weight was changed. "
-                "Lower --lr, or train anew with --dtype bfloat16 or float32"
+                "Lower --lr, or start a new run with --dtype bfloat16 or float32"
             )
         scale.update(culprit is not None)
         return culprit is not None

@@ -16,6 +16,7 @@ import pytest
 
 from minitrain.comm.mpi.launch import mpiexec_command
 from minitrain.train.checkpoint import files
+from minitrain.train.checkpoint.manifest import read_manifest
 
 pytest.importorskip("mpi4py", reason="mpi4py is not installed: pip install 'minitrain[mpi]'")
 pytestmark = pytest.mark.deep
@@ -74,7 +75,7 @@ def test_under_mpiexec_the_layout_is_the_ranks_and_each_line_comes_once(folder: 
         (["--backend", "threads"], "--backend threads under 4 MPI processes"),
         (["--stesp", "1"], "--steps"),
         (["--data", "no-such.txt"], "no-such.txt cannot be read"),
-        (["--run-dir", "text.txt"], "text.txt is no folder"),
+        (["--run-dir", "text.txt"], "text.txt is not a folder"),
     ],
 )
 def test_bad_input_is_said_once_and_is_status_2(folder: Path, args: list[str], words: str) -> None:
@@ -90,7 +91,7 @@ def test_bad_input_is_said_once_and_is_status_2(folder: Path, args: list[str], w
 @pytest.mark.parametrize(
     ("fault", "said", "status"),
     [
-        ("raise ValueError('a fault of ours')", "ValueError: a fault of ours", 1),
+        ("raise ValueError('a fault of ours')", "ValueError: a fault of ours", 3),
         ("os.kill(os.getpid(), signal.SIGKILL)", "", None),
         (
             "raise disk.WriteError('cannot write: No space left')",
@@ -109,7 +110,17 @@ def test_a_rank_that_fails_alone_ends_the_job_and_says_why(
     assert done.returncode == status or (status is None and done.returncode != 0)
     assert said in done.stderr
     assert done.stderr.count("Traceback") == ("fault of ours" in fault)
+    assert done.stderr.count("this is a fault of minitrain") == ("fault of ours" in fault)
     assert_no_process_is_left(folder)
+
+
+def test_a_fault_on_all_ranks_is_told_once(folder: Path) -> None:
+    text = BROKEN.format(rank="batch.step - 3", fault="raise ValueError('a fault of ours')")
+    (folder / "program.py").write_text(text.replace("world.rank == ", "world.rank >= "))
+    done = job(folder, 3, sys.executable, "program.py", "train", *SMALL, "--steps", "100")
+    assert done.returncode == 3
+    assert done.stderr.count("Traceback") == 1
+    assert done.stderr.count("this is a fault of minitrain") == 1
 
 
 def assert_no_process_is_left(folder: Path) -> None:
@@ -149,7 +160,7 @@ def test_a_signal_to_the_launcher_stops_all_ranks_after_one_step(
     assert err.count("stopping after this step") == 1
     path = files.newest(folder / "a" / "checkpoints")
     assert path is not None
-    assert f"a: stopped after {files.read_manifest(path).step} of 1000000 steps" in out
+    assert f"a: stopped after {read_manifest(path).step} of 1000000 steps" in out
     assert_no_process_is_left(folder)
 
 

@@ -54,11 +54,14 @@ def test_there_and_back_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        ("nowhere", "nowhere is no checkpoint, and no run that has one"),
-        ("bert", "model_type 'bert' is none of gpt2 and llama"),
-        ("broken", "broken holds no whole model"),
+        ("nowhere", "nowhere is neither a checkpoint nor a run that has one"),
+        ("bert", "model_type 'bert' is neither gpt2 nor llama"),
+        ("broken", "broken does not hold a whole model"),
         ("list", "config.json holds [1], not an object of names and values"),
-        ("latin", "latin holds no whole model: 'utf-8' codec can't decode byte 0xff"),
+        (
+            "latin",
+            "latin does not hold a whole model: config.json: 'utf-8' codec can't decode byte 0xff",
+        ),
         ("x" * 300, "File name too long"),
     ],
 )
@@ -90,8 +93,8 @@ def folders(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("target", "words"),
     [
-        ("theirs", "is there already; take another folder, or remove it"),
-        ("theirs/config.json", "is there already; take another folder"),
+        ("theirs", "already exists; take another folder, or remove it"),
+        ("theirs/config.json", "already exists; take another folder"),
         ("theirs/config.json/new", "Not a directory; take another folder"),
         ("ours/" + "x" * 300, "File name too long; take another folder"),
     ],

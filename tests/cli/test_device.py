@@ -20,7 +20,7 @@ from minitrain.layout import LayoutError
 from minitrain.parallel import ParallelModel
 from minitrain.train import sample
 from minitrain_cli.main import main
-from minitrain_cli.ranks import Ranks, Wanted, rank_options, read_ranks
+from minitrain_cli.ranks import RankRequest, Ranks, rank_options, read_ranks
 
 SMALL = ("--preset", "nano", "--layers", 1, "--steps", 3, "--warmup", 1, "--data", "text.txt")
 EXACT = (*SMALL, "--dtype", "float64")
@@ -189,6 +189,6 @@ def test_what_is_about_mpi_ranks_is_refused_for_threads(words: list[str]) -> Non
 
 def test_cuda_aware_is_about_gpus() -> None:
     with pytest.raises(LayoutError, match=r"--cuda-aware is about GPU memory, but --device is cpu"):
-        read_ranks("dp2", [], Wanted(None, None, "cpu", MPIOptions(cuda_aware=True)))
+        read_ranks("dp2", [], RankRequest(None, None, "cpu", MPIOptions(cuda_aware=True)))
     result = invoke("verify", "dp2", "--cuda-aware")
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)

@@ -86,7 +86,7 @@ def test_an_ascii_terminal_gets_all_it_can_print(run: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["nowhere"], "nowhere is no checkpoint, and no run that has one"),
+        (["nowhere"], "nowhere is neither a checkpoint nor a run that has one"),
         (["a", "--run-dir", "b"], "give one of them"),
         (["--top-k", "0"], "top-k must keep at least 1 token, got 0"),
         (["--temperature", "nan"], "temperature must be a finite number >= 0, got nan"),
@@ -112,7 +112,7 @@ def test_a_model_of_another_layout_must_be_converted_first(tmp_path: Path) -> No
     (folder / "config.json").write_text("{}")
     result = invoke(folder)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert f"make a run of it first, with `minitrain convert '{folder}' DIR`" in result.stderr
+    assert f"make a run of it first with `minitrain convert '{folder}' DIR`" in result.stderr
 
 
 def test_a_broken_checkpoint_is_named(run: Path, tmp_path: Path) -> None:
@@ -121,4 +121,4 @@ def test_a_broken_checkpoint_is_named(run: Path, tmp_path: Path) -> None:
     (step / "manifest.json").write_text("{}")
     result = invoke(step)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "step-000000 is no whole checkpoint" in result.stderr
+    assert "step-000000 is not a whole checkpoint" in result.stderr

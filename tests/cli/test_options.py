@@ -10,7 +10,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from minitrain.train.config.resolve import resolve
-from minitrain_cli.options import Given, config_options
+from minitrain_cli.main import main
+from minitrain_cli.options import ConfigSources, config_options
 
 # Growth of this list is a decision: every option must be wanted, used and documented.
 FLAGS = """
@@ -26,7 +27,7 @@ FLAGS = """
 @click.command()
 @click.option("--loud", is_flag=True)
 @config_options
-def show(loud: bool, given: Given) -> None:
+def show(loud: bool, given: ConfigSources) -> None:
     """A command with an option of its own beside those of the configuration."""
     click.echo(f"{loud} {given.resolve()}")
 
@@ -64,7 +65,7 @@ def test_a_flag_wins_over_set_and_none_switches_off() -> None:
     ],
 )
 def test_bad_input_is_refused_with_exit_2(args: list[str], words: str) -> None:
-    result = invoke(*args)
+    result = CliRunner().invoke(main, ["train", *args])
     assert result.exit_code == 2
     assert words in result.output
 

@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from minitrain.train.checkpoint import files
+from minitrain.train.checkpoint.manifest import read_manifest
 from minitrain.train.step import Stepper
 from minitrain_cli.main import main
 
@@ -87,7 +88,7 @@ def test_one_signal_stops_after_the_step_and_saves(
     assert err.count("stopping after this step; once more to stop at once") == 1
     path = files.newest(folder / "run" / "checkpoints")
     assert path is not None
-    steps = files.read_manifest(path).step
+    steps = read_manifest(path).step
     assert f"run: stopped after {steps} of 1000000 steps" in out
     assert "go on with: minitrain train --resume --run-dir run" in out
     records = (folder / "run" / "metrics.jsonl").read_text().splitlines()

@@ -90,12 +90,12 @@ REFUSED = [
     (["--heads", "5"], "model.width = 32 is not a multiple of model.heads = 5"),
     # The run's folder.
     (["--run-dir", "old"], "old already holds a run; go on with it by --resume"),
-    (["--run-dir", "text.txt"], "text.txt is no folder"),
-    (["--run-dir", "text.txt/a/b"], "text.txt is no folder"),
+    (["--run-dir", "text.txt"], "text.txt is not a folder"),
+    (["--run-dir", "text.txt/a/b"], "text.txt is not a folder"),
     (["--run-dir", "x" * 300], "File name too long"),
     (["--resume"], "there is no run in runs/ yet; start one with `minitrain train`"),
-    (["--resume", "--run-dir", "bare"], "bare holds no run; start one without --resume"),
-    (["--resume", "--run-dir", "old"], "old holds no checkpoint to go on from"),
+    (["--resume", "--run-dir", "bare"], "bare does not hold a run; start one without --resume"),
+    (["--resume", "--run-dir", "old"], "old has no checkpoint to go on from"),
     (["--resume", "--config", "empty.toml"], "--resume takes the run's own configuration"),
 ]
 
@@ -157,8 +157,11 @@ def break_text(at: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (break_file, "step-000004 is no whole checkpoint: "),
-        (lambda at: (at / "rank-0000.safetensors").unlink(), "step-000004 is no whole checkpoint"),
+        (break_file, "step-000004 is not a whole checkpoint: "),
+        (
+            lambda at: (at / "rank-0000.safetensors").unlink(),
+            "step-000004 is not a whole checkpoint",
+        ),
         (break_manifest, "it lacks [] and has ['weights/norm.weight']"),
         (break_text, "is not the text that"),
         (lambda at: Path("text.txt").unlink(), "text.txt cannot be read: No such file"),

@@ -11,6 +11,7 @@ import numpy as np
 from minitrain.comm import run_ranks
 from minitrain.layout import Layout
 from minitrain.train.checkpoint import files
+from minitrain.train.checkpoint.manifest import read_manifest
 from minitrain.train.config.resolve import resolve
 from minitrain.train.config.sections import RunConfig
 from minitrain.train.data.text import Corpus
@@ -56,7 +57,7 @@ def arrays(path: Path, step: int) -> Arrays:
 
 def load(path: Path) -> Arrays:
     """All arrays of a checkpoint, by key."""
-    manifest = files.read_manifest(path)
+    manifest = read_manifest(path)
     return {key: files.read(path, manifest, key) for key in manifest.arrays}
 
 

@@ -26,15 +26,15 @@ def test_runs_are_numbered_one_above_the_highest(tmp_path: Path) -> None:
 def test_a_folder_is_made_with_all_above_it(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "a" / "b")
     folder.check_free()
-    folder.create("[run]\n", anew=True)
+    folder.create("[run]\n", new=True)
     assert folder.config.read_text() == "[run]\n"
     assert folder.checkpoints.is_dir()
     with pytest.raises(FolderError, match="already holds a run; go on with it by --resume"):
         folder.check_free()
     with pytest.raises(FolderError, match="already holds a run"):
-        folder.create("[model]\n", anew=True)
+        folder.create("[model]\n", new=True)
     assert folder.config.read_text() == "[run]\n"
-    folder.create("[data]\n", anew=False)
+    folder.create("[data]\n", new=False)
     assert folder.config.read_text() == "[data]\n"
     assert sorted(child.name for child in folder.path.iterdir()) == ["checkpoints", "config.toml"]
 
@@ -51,7 +51,7 @@ def test_an_empty_folder_may_be_used_and_one_with_records_not(tmp_path: Path) ->
 def test_what_cannot_be_a_folder_is_refused_and_nothing_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file", tmp_path / "file" / "run", tmp_path / "file" / "a" / "run"):
-        with pytest.raises(FolderError, match="file is no folder; take another --run-dir"):
+        with pytest.raises(FolderError, match="file is not a folder; take another --run-dir"):
             RunFolder(path).check_free()
     with pytest.raises(FolderError, match="File name too long"):
         RunFolder(tmp_path / ("x" * 300)).check_free()
@@ -63,14 +63,14 @@ def test_a_folder_of_somebody_else_is_refused(
 ) -> None:
     """Root may write everywhere, so that the answer is asked for and not the deed tried."""
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    with pytest.raises(FolderError, match=f"{tmp_path} is not yours to write to"):
+    with pytest.raises(FolderError, match=f"{tmp_path} cannot be written to"):
         RunFolder(tmp_path / "a" / "b").check_free()
 
 
 def test_a_folder_that_cannot_be_made_after_all_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(FolderError, match=r"cannot write to .*: Not a directory; take another"):
-        RunFolder(tmp_path / "file" / "run").create("", anew=True)
+        RunFolder(tmp_path / "file" / "run").create("", new=True)
 
 
 def test_a_text_is_replaced_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

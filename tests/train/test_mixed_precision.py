@@ -19,7 +19,7 @@ from minitrain.optim import LossScale
 from minitrain.oracle.reference import awkward_batches
 from minitrain.parallel import Mesh, parallelize
 from minitrain.train import build
-from minitrain.train.checkpoint.files import read_manifest
+from minitrain.train.checkpoint.manifest import read_manifest
 from minitrain.train.config.resolve import resolve
 from minitrain.train.data.text import Corpus
 

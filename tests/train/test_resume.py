@@ -16,6 +16,7 @@ from minitrain.layout import Layout
 from minitrain.optim import AdamW
 from minitrain.train import loop
 from minitrain.train.checkpoint import files
+from minitrain.train.checkpoint.manifest import Manifest, read_manifest
 from minitrain.train.config.option import ConfigError
 from minitrain.train.config.resolve import resolve, to_toml, values
 from minitrain.train.data.text import Corpus, TextError
@@ -96,7 +97,7 @@ def test_adam_goes_on_with_its_count_and_moments(tmp_path: Path) -> None:
     """Case K2: the number of updates enters the bias correction."""
     do(tmp_path, config(steps=10, optimizer="adamw"))
     held = arrays(tmp_path, 10)
-    manifest = files.read_manifest(tmp_path / "checkpoints" / "step-000010")
+    manifest = read_manifest(tmp_path / "checkpoints" / "step-000010")
     assert manifest.updates == 10
     assert {key.split("/")[0] for key in held} == {"weights", *AdamW.slots}
     for slot in AdamW.slots:
@@ -109,8 +110,8 @@ def test_adam_goes_on_with_its_count_and_moments(tmp_path: Path) -> None:
 def stored(path: Path, **flags: Any) -> RunFolder:
     """A folder with the configuration and a checkpoint of step 10, without training."""
     folder, options = RunFolder(path), values(config(**flags))
-    folder.create(to_toml(config(**flags)), anew=True)
-    about = files.Manifest(10, 10, "dp2", {}, "byte", options, {}, text=corpus().digest)
+    folder.create(to_toml(config(**flags)), new=True)
+    about = Manifest(10, 10, "dp2", {}, "byte", options, {}, text=corpus().digest)
     files.save(folder.checkpoints, about, {}, files={})
     return folder
 
@@ -187,9 +188,9 @@ def test_the_same_text_by_a_relative_path_is_the_same(
 
 def test_a_configuration_that_was_edited_is_a_change_like_any_other(tmp_path: Path) -> None:
     folder = stored(tmp_path)
-    folder.create(to_toml(config(lr=0.75)), anew=False)
+    folder.create(to_toml(config(lr=0.75)), new=False)
     assert resumed(folder, [], {})[2] == ["optimizer.lr: 0.75 from here on, 0.01 before"]
-    folder.create(to_toml(config(seed=5)), anew=False)
+    folder.create(to_toml(config(seed=5)), new=False)
     with pytest.raises(ConfigError, match=r"run\.seed is 0 in the run and 5 here"):
         resumed(folder, [], {})
 
@@ -202,11 +203,11 @@ def test_a_text_may_have_moved(tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_done_or_was_never_begun_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FolderError, match="holds no run; start one without --resume"):
+    with pytest.raises(FolderError, match="does not hold a run; start one without --resume"):
         resumed(RunFolder(tmp_path / "none"), [], {})
     folder = RunFolder(tmp_path / "empty")
-    folder.create(to_toml(config()), anew=True)
-    with pytest.raises(FolderError, match="holds no checkpoint to go on from"):
+    folder.create(to_toml(config()), new=True)
+    with pytest.raises(FolderError, match="has no checkpoint to go on from"):
         resumed(folder, [], {})
     with pytest.raises(FolderError, match="has done 10 of its 10 steps; give --steps above 10"):
         resumed(stored(tmp_path / "done", steps=10), [], {})

@@ -11,11 +11,11 @@ disk, and renamed. Only then is it called step-NNNNNN, and only such folders are
 from __future__ import annotations
 
 import json
-import re
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,44 +24,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from minitrain.array import Array, to_host
-from minitrain.errors import UserError
-from minitrain.train.disk import WriteError, flush
-
-_NAME = re.compile(r"step-(\d{6,})$")
-
-
-class CheckpointError(UserError):
-    """A checkpoint that is not whole, or is of another model."""
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """What a checkpoint says of itself.
-
-    Attributes:
-        step: steps done.
-        updates: updates applied, fewer where batches had no valid token.
-        layout: the layout that wrote it, for information.
-        model: family and sizes of the model, as `families.to_values` gives them.
-        text: a digest of the tokens that it was trained on, "" if there were none.
-        tokenizer: what `tokenizer_of` makes the tokenizer from, in the checkpoint's folder.
-        config: every option of the run by key, as `config.values` gives them; empty for weights
-            that no run of ours made.
-        arrays: by key ("weights/NAME", "first/NAME"): {"shape", "dtype", "pieces"}; a piece is
-            {"file", "slice"} with the slice as [start, stop] for each axis, and, if it is but a
-            part of these elements, flattened, "flat": [start, stop].
-        loss_scale: state of mixed precision; None without.
-    """
-
-    step: int
-    updates: int
-    layout: str
-    model: dict[str, Any]
-    tokenizer: str
-    config: dict[str, Any]
-    arrays: dict[str, dict[str, Any]]
-    text: str = ""
-    loss_scale: dict[str, float] | None = None
+from minitrain.train.checkpoint.manifest import NAME, CheckpointError, Manifest, reading, step_of
+from minitrain.train.disk import WriteError, flush, listing
 
 
 class Draft:
@@ -114,7 +78,7 @@ class Draft:
             shutil.rmtree(self.temporary, ignore_errors=True)
             raise WriteError(
                 f"cannot write the checkpoint {self.target} ({nbytes / 1e6:.1f} MB): {error}; free "
-                "some space and go on with --resume. Earlier checkpoints are untouched"
+                "some space, then go on with --resume. Earlier checkpoints are untouched"
             ) from error
 
 
@@ -155,36 +119,8 @@ def read(path: Path, manifest: Manifest, key: str) -> np.ndarray[Any, Any]:
     Raises:
         CheckpointError: a file that is missing or broken, named.
     """
-    with _reading(path):
+    with reading(path):
         return _assemble(path, key, **manifest.arrays[key])
-
-
-def read_manifest(path: Path) -> Manifest:
-    """What a checkpoint says of itself.
-
-    Raises:
-        CheckpointError: a manifest that is missing, cut off or edited.
-    """
-    with _reading(path):
-        manifest = Manifest(**json.loads((path / "manifest.json").read_text(encoding="utf-8")))
-        if not 0 <= manifest.updates <= manifest.step:
-            raise ValueError(f"{manifest.updates} updates in {manifest.step} steps")
-        if _NAME.match(path.name) and manifest.step != step_of(path):
-            raise ValueError(f"it is of step {manifest.step}")
-    return manifest
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """What files that are missing, cut off or edited make a reader raise, said plainly."""
-    broken = (OSError, SafetensorError, ValueError, TypeError, LookupError, AttributeError)
-    try:
-        yield
-    except (*broken, MemoryError) as error:
-        raise CheckpointError(
-            f"{path} is no whole checkpoint: {type(error).__name__}: {error}; remove that folder "
-            "to go on from the one before it, or start anew"
-        ) from error
 
 
 def _assemble(
@@ -201,7 +137,9 @@ def _assemble(
         start, stop = piece.get("flat", (0, at.size))
         size = (stop - start,) if "flat" in piece else at.shape
         if (size, at.dtype) != (x.shape, x.dtype):  # neither broadcast nor rounded in silence
-            raise ValueError(f"{key} is {x.dtype} {x.shape} in {piece['file']}, not as it says")
+            raise ValueError(
+                f"{key} is {x.dtype} {x.shape} in {piece['file']}, not what the manifest says"
+            )
         at.flat[start:stop] = x.reshape(-1)
         covered += x.size
     if covered != whole.size:
@@ -215,7 +153,7 @@ def match(shapes: Mapping[str, tuple[int, ...]], manifest: Manifest, path: Path)
     Raises:
         CheckpointError: the keys that differ, or a key and both shapes.
     """
-    with _reading(path):
+    with reading(path):
         found = {key: tuple(entry["shape"]) for key, entry in manifest.arrays.items()}
     missing, extra = sorted(shapes.keys() - found.keys()), sorted(found.keys() - shapes.keys())
     if missing or extra:
@@ -231,15 +169,7 @@ def newest(folder: Path) -> Path | None:
     """The whole checkpoint of the highest step in a folder; None if there is none."""
     found = [
         path
-        for path in (folder.iterdir() if folder.is_dir() else ())
-        if _NAME.match(path.name) and (path / "manifest.json").is_file()
+        for path in listing(folder)
+        if NAME.match(path.name) and os.path.isfile(path / "manifest.json")
     ]
     return max(found, key=step_of, default=None)
-
-
-def step_of(path: Path) -> int:
-    """The step in a checkpoint's name."""
-    match = _NAME.match(path.name)
-    if match is None:
-        raise CheckpointError(f"{path} is not called step-NNNNNN, as a checkpoint is")
-    return int(match[1])

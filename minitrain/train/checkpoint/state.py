@@ -10,7 +10,8 @@ from minitrain.array import Array, from_host, namespace
 from minitrain.nn.config import to_values as config_values
 from minitrain.parallel.placement import Placement
 from minitrain.train.checkpoint import files
-from minitrain.train.checkpoint.files import Draft, Manifest, file_of
+from minitrain.train.checkpoint.files import Draft, file_of
+from minitrain.train.checkpoint.manifest import Manifest, read_manifest, reading
 from minitrain.train.config.resolve import values
 from minitrain.train.config.sections import RunConfig
 from minitrain.train.data.text import Corpus
@@ -55,7 +56,7 @@ def resume(stepper: Stepper, path: Path) -> int:
     Raises:
         CheckpointError: a checkpoint that is not whole, or is of another model.
     """
-    manifest, model = files.read_manifest(path), stepper.model
+    manifest, model = read_manifest(path), stepper.model
     holdings = _holdings(stepper)
     files.match({key: holding.shape for key, holding in holdings.items()}, manifest, path)
     for key, holding in holdings.items():  # one whole array at a time
@@ -65,7 +66,8 @@ def resume(stepper: Stepper, path: Path) -> int:
             holding.part[...] = from_host(piece, namespace(holding.part))
     stepper.updates = manifest.updates
     if stepper.loss_scale is not None and manifest.loss_scale is not None:
-        stepper.loss_scale.restore(manifest.loss_scale)
+        with reading(path):
+            stepper.loss_scale.restore(manifest.loss_scale)
     return manifest.step
 
 

@@ -10,7 +10,7 @@ from minitrain.nn.config import from_values as config_from
 from minitrain.nn.config import to_values as config_values
 from minitrain.nn.families import Model, declare
 from minitrain.train.checkpoint import files
-from minitrain.train.checkpoint.files import Manifest
+from minitrain.train.checkpoint.manifest import Manifest, read_manifest, reading
 from minitrain.train.data.tokenizer import Tokenizer, tokenizer_of
 
 
@@ -35,10 +35,11 @@ def load_model(path: Path) -> tuple[Model, Tokenizer]:
     Raises:
         CheckpointError: a checkpoint that is not whole. TokenizerError: a tokenizer that is not.
     """
-    manifest = files.read_manifest(path)
+    manifest = read_manifest(path)
     kept = {key: entry for key, entry in manifest.arrays.items() if key.startswith("weights/")}
     weights = replace(manifest, arrays=kept)
-    model = declare(config_from(manifest.model))
+    with reading(path):
+        model = declare(config_from(manifest.model))
     parameters = {f"weights/{name}": p for name, p in model.parameters().items()}
     files.match({key: p.declared for key, p in parameters.items()}, weights, path)
     for key, parameter in parameters.items():
@@ -52,4 +53,4 @@ def load_tokenizer(path: Path) -> Tokenizer:
     Raises:
         CheckpointError: a checkpoint that is not whole. TokenizerError: a tokenizer that is not.
     """
-    return tokenizer_of(files.read_manifest(path).tokenizer, folder=path)
+    return tokenizer_of(read_manifest(path).tokenizer, folder=path)

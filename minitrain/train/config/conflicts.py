@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from minitrain.train.config.sections import ModelOptions, RunConfig
+    from minitrain.train.config.sections import ModelSection, RunConfig
 
 
 def conflicts(config: RunConfig) -> Iterator[str]:
@@ -23,7 +23,7 @@ def conflicts(config: RunConfig) -> Iterator[str]:
     elif model.kv_heads is not None:
         yield (
             f"model.kv_heads = {model.kv_heads} is for a llama, but model.family = {model.family}; "
-            "leave it away, or take --family llama"
+            "leave it out, or take --family llama"
         )
     if optimizer.min_lr > optimizer.lr and optimizer.schedule != "constant":
         yield (
@@ -37,7 +37,7 @@ def conflicts(config: RunConfig) -> Iterator[str]:
         )
 
 
-def _llama_conflicts(model: ModelOptions) -> Iterator[str]:
+def _llama_conflicts(model: ModelSection) -> Iterator[str]:
     if model.width % (2 * model.heads):
         yield (
             f"model.width = {model.width} does not give the {model.heads} heads of a llama an even "
@@ -49,4 +49,4 @@ def _llama_conflicts(model: ModelOptions) -> Iterator[str]:
             "number that does"
         )
     if model.dropout:
-        yield f"model.dropout = {model.dropout}, but a llama has no dropout; leave it away"
+        yield f"model.dropout = {model.dropout}, but a llama has no dropout; leave it out"

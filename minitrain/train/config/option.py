@@ -32,6 +32,10 @@ class Rule:
 
 
 Count: TypeAlias = Annotated[int, Rule("a whole number of at least 1", lambda n: n >= 1)]
+# Of an array's axis: a longer one is a slip of the keyboard, and NumPy's own counts would overflow.
+Size: TypeAlias = Annotated[
+    int, Rule("a whole number of at least 1 and below 2^31", lambda n: 1 <= n < 2**31)
+]
 Natural: TypeAlias = Annotated[int, Rule("a whole number of at least 0", lambda n: n >= 0)]
 Positive: TypeAlias = Annotated[float, Rule("a finite number above 0", lambda x: x > 0)]
 NotNegative: TypeAlias = Annotated[float, Rule("a finite number of at least 0", lambda x: x >= 0)]
@@ -79,7 +83,7 @@ class Option:
         return f"{self.section}.{self.name}"
 
     def read(self, text: str) -> Any:
-        """The value that a text from the command line stands for; text that is no number stays."""
+        """The value that a text on the command line stands for; what is not a number stays."""
         if self.optional and text == NONE:
             return None
         try:
@@ -109,7 +113,7 @@ class Option:
     def _hint(self, value: Any) -> str:
         """Why a value that looks right is not: a quoted number, 10.0 for 10."""
         if isinstance(value, str) and type(self.read(value)) is self.kind is not str:
-            return "; it is quoted text, so leave the quotes away"
+            return "; it is quoted text, so leave out the quotes"
         if self.kind is int and isinstance(value, float) and value.is_integer():
             return f"; write {int(value)}"
         return ""

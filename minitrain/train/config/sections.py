@@ -17,6 +17,7 @@ from minitrain.train.config.option import (
     NotNegative,
     Option,
     Positive,
+    Size,
     Text,
     options_of,
 )
@@ -29,20 +30,20 @@ def _option(default: Any, help: str, flag: str | None = None) -> Any:
 
 
 @dataclass(frozen=True)
-class ModelOptions:
+class ModelSection:
     """The shape of the model; its vocabulary comes from the tokenizer."""
 
     family: Literal["gpt", "llama"] = _option("gpt", "GPT-2 or Llama")
-    layers: Count = _option(4, "transformer blocks")
-    heads: Count = _option(4, "attention heads of a block")
-    kv_heads: Count | None = _option(None, "key/value heads of a Llama's block; none: as heads")
-    width: Count = _option(128, "features of a position, a multiple of heads")
-    context: Count = _option(64, "tokens that the model sees at once")
+    layers: Size = _option(4, "transformer blocks")
+    heads: Size = _option(4, "attention heads of a block")
+    kv_heads: Size | None = _option(None, "key/value heads of a Llama's block; none: as heads")
+    width: Size = _option(128, "features of a position, a multiple of heads")
+    context: Size = _option(64, "tokens that the model sees at once")
     dropout: Fraction = _option(0.0, "share of activations dropped while training")
 
 
 @dataclass(frozen=True)
-class DataOptions:
+class DataSection:
     """The text, and how much of it a step takes, whatever the layout."""
 
     path: Text | None = _option(
@@ -51,12 +52,12 @@ class DataOptions:
     tokenizer: Text = _option(
         "byte", "byte, bpe:SIZE to train one, ids:SIZE for a .bin file, or a tokenizer.json"
     )
-    batch: Count = _option(12, "sequences of a step, over all ranks")
-    micro_batches: Count = _option(1, "parts of the batch, computed one after the other")
+    batch: Size = _option(12, "sequences of a step, over all ranks")
+    micro_batches: Size = _option(1, "parts of the batch, computed one after the other")
 
 
 @dataclass(frozen=True)
-class LossOptions:
+class LossSection:
     """What is added to the cross-entropy that is trained on, and so to a step's `loss`.
 
     Held-out figures are the plain cross-entropy: they compare with those of any other run.
@@ -69,7 +70,7 @@ class LossOptions:
 
 
 @dataclass(frozen=True)
-class OptimizerOptions:
+class OptimizerSection:
     """How weights are stepped: a warm-up to lr, then a fall to min_lr at the last step."""
 
     name: Literal["adamw", "sgd"] = _option("adamw", "which optimizer", flag="optimizer")
@@ -90,7 +91,7 @@ class OptimizerOptions:
 
 
 @dataclass(frozen=True)
-class RunOptions:
+class RunSection:
     """How long a run is, how exact, and what it writes when."""
 
     steps: Count = _option(2000, "optimizer steps")
@@ -109,11 +110,11 @@ class RunOptions:
 class RunConfig:
     """All options of a run, in sections. The defaults are the preset `cpu`."""
 
-    model: ModelOptions = ModelOptions()
-    data: DataOptions = DataOptions()
-    loss: LossOptions = LossOptions()
-    optimizer: OptimizerOptions = OptimizerOptions()
-    run: RunOptions = RunOptions()
+    model: ModelSection = ModelSection()
+    data: DataSection = DataSection()
+    loss: LossSection = LossSection()
+    optimizer: OptimizerSection = OptimizerSection()
+    run: RunSection = RunSection()
 
     def value(self, option: Option) -> Any:
         """The value of one option."""

@@ -15,17 +15,17 @@ from typing import Any, TypeAlias
 from minitrain.layout import did_you_mean
 from minitrain.train.config.option import NONE, ConfigError, Option
 
-Options: TypeAlias = Mapping[str, Option]
+OptionTable: TypeAlias = Mapping[str, Option]
 
 
-def from_file(path: Path, options: Options) -> dict[str, Any]:
+def from_file(path: Path, options: OptionTable) -> dict[str, Any]:
     """The values by key of a TOML file of sections."""
     source = f"--config {path}"
     try:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{source} cannot be read: {error.strerror}") from None
-    except ValueError as error:  # not UTF-8, or not TOML
+    except (ValueError, RecursionError) as error:  # not UTF-8, or not TOML
         twice = "; a key or section may be given once only" if _doubled(error) else ""
         raise ConfigError(f"{source} is not a TOML file: {error}{twice}") from None
     if not tree:
@@ -38,12 +38,12 @@ def from_file(path: Path, options: Options) -> dict[str, Any]:
     return values
 
 
-def _doubled(error: ValueError) -> bool:
+def _doubled(error: Exception) -> bool:
     """Whether tomllib complains of a second value for a key, which its words do not make plain."""
     return "overwrite" in str(error) or "twice" in str(error)
 
 
-def _group(section: str, group: Any, source: str, options: Options) -> dict[str, Any]:
+def _group(section: str, group: Any, source: str, options: OptionTable) -> dict[str, Any]:
     """The keys of one section of a file, once it is known to be a section."""
     sections = list(dict.fromkeys(option.section for option in options.values()))
     if section in sections and isinstance(group, dict):
@@ -59,7 +59,7 @@ def _group(section: str, group: Any, source: str, options: Options) -> dict[str,
     return {_find(section, source, options).name: group}
 
 
-def from_set(text: str, options: Options) -> dict[str, Any]:
+def from_set(text: str, options: OptionTable) -> dict[str, Any]:
     """The value by key of one `--set section.name=value`."""
     key, equals, value = text.partition("=")
     if not equals:
@@ -68,7 +68,7 @@ def from_set(text: str, options: Options) -> dict[str, Any]:
     return {option.key: _checked(option, option.read(value.strip()), "--set")}
 
 
-def from_flags(flags: Mapping[str, Any], options: Options) -> dict[str, Any]:
+def from_flags(flags: Mapping[str, Any], options: OptionTable) -> dict[str, Any]:
     """The values by key of the flags that were given; one that is None was not."""
     by_flag = {option.flag: option for option in options.values()}
     values = {}
@@ -89,7 +89,7 @@ def _checked(option: Option, value: Any, source: str) -> Any:
         raise ConfigError(f"{source}: {error}") from None
 
 
-def _find(key: str, source: str, options: Options) -> Option:
+def _find(key: str, source: str, options: OptionTable) -> Option:
     """The option of a key, or a refusal with the nearest one."""
     if key in options:
         return options[key]

@@ -7,6 +7,7 @@ may be larger than the memory; nothing is unpickled (nanoGPT's meta.pkl is not l
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ _CHECKED = 1 << 20  # ids at either end that are looked at; the others when a ba
 
 def is_binary(path: Path) -> bool:
     """Whether a path means ids: a .bin file, or a folder with nanoGPT's train.bin."""
-    return path.suffix.lower() == ".bin" or (path / "train.bin").exists()
+    return path.suffix.lower() == ".bin" or os.path.exists(path / "train.bin")
 
 
 def read_ids(path: Path, tokenizer: Tokenizer) -> tuple[Ids, Ids]:
@@ -30,11 +31,11 @@ def read_ids(path: Path, tokenizer: Tokenizer) -> tuple[Ids, Ids]:
     """
     if tokenizer.spec == "byte":
         raise TextError(
-            f"{path} holds ids, not text; name the tokenizer they were made with by --tokenizer, a "
-            "tokenizer.json, or ids:SIZE if there is none, such as ids:50257 for GPT-2's"
+            f"{path} holds ids, not text; give the tokenizer they were made with, "
+            "--tokenizer tokenizer.json; or, without one, --tokenizer ids:50257 for GPT-2's"
         )
-    ids = _mapped(path / "train.bin" if path.is_dir() else path, tokenizer)
-    if (path / "val.bin").exists():
+    ids = _mapped(path / "train.bin" if os.path.isdir(path) else path, tokenizer)
+    if os.path.exists(path / "val.bin"):
         return ids, _mapped(path / "val.bin", tokenizer)
     start = len(ids) - len(ids) // 10
     return ids[:start], ids[start:]
@@ -46,8 +47,8 @@ def _mapped(path: Path, tokenizer: Tokenizer) -> Ids:
         size = path.stat().st_size
         if size % dtype.itemsize:
             raise TextError(
-                f"{path} has {size} bytes, no whole number of {dtype.name} ids, which tokenizer "
-                f"{tokenizer.spec} of {tokenizer.vocab} ids has"
+                f"{path} has {size} bytes, not a whole number of the {dtype.name} ids that "
+                f"tokenizer {tokenizer.spec} of {tokenizer.vocab} ids has"
             )
         # An empty file cannot be mapped.
         ids = np.memmap(path, dtype, mode="r") if size else np.zeros(0, dtype)
@@ -63,10 +64,10 @@ def _check(path: Path, ids: Ids, tokenizer: Tokenizer) -> None:
     if largest >= tokenizer.vocab:
         raise TextError(
             f"{path} holds the {ids.dtype.name} id {largest}, but tokenizer {tokenizer.spec} has "
-            f"ids 0 to {tokenizer.vocab - 1}; name the tokenizer it was made with by --tokenizer"
+            f"ids 0 to {tokenizer.vocab - 1}; give --tokenizer the one it was made with"
         )
     if ids.dtype.itemsize == 2 and len(ids) > 1 and ids.any() and not ids[1::2].any():
         raise TextError(
             f"{path} holds uint32 ids, as every second uint16 in it is 0, but tokenizer "
-            f"{tokenizer.spec} of {tokenizer.vocab} ids has uint16; convert the file"
+            f"{tokenizer.spec} of {tokenizer.vocab} ids has uint16; convert the file to uint16"
         )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from minitrain.errors import UserError
 
-_FIX = "give --data another file or folder, or leave it away for the built-in text"
+_FIX = "give --data another file or folder, or leave it out for the built-in text"
 _JSON_LINES = (".jsonl", ".ndjson")
 
 
@@ -50,7 +50,7 @@ def _read(path: Path) -> tuple[bytes, list[str]]:
     found = [(file, _file(file)) for file in _files(path)]
     texts = [text for _, text in found if text and b"\0" not in text]
     if not texts:
-        raise TextError(f"{path} holds no text: none of its {len(found)} file(s) is any; {_FIX}")
+        raise TextError(f"{path} holds no text: none of its {len(found)} file(s) has any; {_FIX}")
     note = f"{path}: {len(texts)} text file(s) joined by newlines in the order of their names"
     skipped = len(found) - len(texts)
     return b"\n".join(texts), [f"{note}; {skipped} empty or binary left out" if skipped else note]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from importlib import import_module
@@ -45,7 +46,7 @@ class SubwordTokenizer:
     def load(cls, path: Path) -> SubwordTokenizer:
         """The tokenizer of a tokenizer.json, or of a folder that holds one."""
         library = _library()
-        file = path / _FILE if path.is_dir() else path
+        file = path / _FILE if os.path.isdir(path) else path
         try:
             return cls(library.Tokenizer.from_str(file.read_text(encoding="utf-8")), str(file))
         except OSError as error:
@@ -56,7 +57,7 @@ class SubwordTokenizer:
         except TokenizerError:
             raise
         except Exception as error:  # the library raises plain Exceptions
-            raise TokenizerError(f"{file} is no Hugging Face tokenizer: {error}") from None
+            raise TokenizerError(f"{file} is not a Hugging Face tokenizer: {error}") from None
 
     @classmethod
     def train(cls, text: bytes, vocab: int) -> SubwordTokenizer:

@@ -81,7 +81,7 @@ class Corpus:
             if spec != ByteTokenizer.spec:
                 raise TextError(f"{problem}; use --tokenizer byte, or convert the text")
             what = "it is used byte for byte, and samples show a replacement sign"
-            notes.append(f"{problem}: {what} where bytes are no text")
+            notes.append(f"{problem}: {what} where bytes are not text")
         if isinstance(tokenizer, str):
             tokenizer = tokenizer_of(tokenizer, text[:start])
         return cls(

@@ -13,7 +13,7 @@ from minitrain.errors import UserError
 
 Ids: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
-_MADE = re.compile(r"(?P<kind>bpe|ids):(?P<size>.*)")  # specs of tokenizers that are no file
+_MADE = re.compile(r"(?P<kind>bpe|ids):(?P<size>.*)")  # specs of tokenizers without a file
 
 
 class TokenizerError(UserError):
@@ -66,7 +66,7 @@ class ByteTokenizer:
         """The bytes with these values.
 
         Raises:
-            ValueError: an id that is no byte, which a narrowing cast would wrap.
+            ValueError: an id that is not a byte, which a narrowing cast would wrap.
         """
         ids = np.asarray(ids)
         if ids.size and (ids.min() < 0 or ids.max() >= self.vocab):
@@ -81,8 +81,8 @@ class IdTokenizer:
     files: Mapping[str, str] = {}
 
     def __init__(self, vocab: int):
-        if vocab < 1:
-            raise TokenizerError(f"a vocabulary needs at least 1 id, got {vocab}")
+        if not 1 <= vocab < 1 << 31:
+            raise TokenizerError(f"a vocabulary has at least 1 id and fewer than 2^31, not {vocab}")
         self.vocab = vocab
 
     @property
@@ -96,7 +96,7 @@ class IdTokenizer:
             ids = np.array([int(word) for word in text.split()], np.int64)
         except (ValueError, OverflowError):
             raise TokenizerError(
-                f"{show(text)[:40]!r} are no ids; without a tokenizer.json text is written as "
+                f"{show(text)[:40]!r} are not ids; without a tokenizer.json, text is written as "
                 "numbers with spaces between"
             ) from None
         if ids.size and not 0 <= ids.min() <= ids.max() < self.vocab:
@@ -118,14 +118,14 @@ def tokenizer_of(spec: str, text: bytes = b"", folder: Path = Path()) -> Tokeniz
         folder: where a relative path starts.
 
     Raises:
-        TokenizerError: none of these, or a file that is no tokenizer, or the `tokenizers` package
+        TokenizerError: none of these, a file that is not a tokenizer, or the `tokenizers` package
             is not installed.
     """
     if spec == ByteTokenizer.spec:
         return ByteTokenizer()
     made = _MADE.fullmatch(spec)
-    if made and not made["size"].isdecimal():
-        raise TokenizerError(f"{spec}: {made['size']!r} is no number of tokens, such as 4096")
+    if made and not re.fullmatch(r"\d{1,10}", made["size"]):
+        raise TokenizerError(f"{spec}: {made['size']!r} is not a number of tokens, such as 4096")
     if made and made["kind"] == "ids":
         return IdTokenizer(int(made["size"]))
     from minitrain.train.data.subword import SubwordTokenizer  # its package is an extra

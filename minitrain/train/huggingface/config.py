@@ -13,7 +13,7 @@ from minitrain.nn.config import Config, GPTConfig, LlamaConfig
 
 
 class FamilyError(UserError):
-    """A config.json of a model that is none of ours."""
+    """A config.json of a model that is not one of ours."""
 
 
 # Keys whose value our models fix: name -> the values that mean the same, the default first.
@@ -48,11 +48,17 @@ def config_from(theirs: dict[str, Any]) -> Config:
         raise FamilyError(f"config.json holds {theirs!r:.40}, not an object of names and values")
     family = theirs.get("model_type")
     if family not in ("gpt2", "llama"):
-        raise FamilyError(f"model_type {family!r} is none of gpt2 and llama, the families here")
+        raise FamilyError(
+            f"model_type {family!r} is neither gpt2 nor llama, the families that minitrain has"
+        )
     try:
         return _gpt_from(theirs) if family == "gpt2" else _llama_from(theirs)
     except KeyError as error:
         raise FamilyError(f"config.json of a {family} lacks the key {error}") from None
+    except OverflowError as error:
+        raise FamilyError(
+            f"config.json of a {family} has a number that is too large: {error}"
+        ) from None
 
 
 def config_to(config: Config, dtype: str) -> dict[str, Any]:
@@ -65,8 +71,8 @@ def config_to(config: Config, dtype: str) -> dict[str, Any]:
 def _gpt_from(theirs: dict[str, Any]) -> GPTConfig:
     _check(theirs, _GPT_FIXED)
     rates = {name: theirs.get(name, 0.1) for name in ("embd_pdrop", "attn_pdrop", "resid_pdrop")}
-    if len(set(rates.values())) > 1:
-        raise FamilyError(f"{rates} differ, but one dropout rate is all there is; set them equal")
+    if any(rate != rates["resid_pdrop"] for rate in rates.values()):
+        raise FamilyError(f"{rates} differ, but a model here has one dropout rate; set them equal")
     return GPTConfig(
         vocab=theirs["vocab_size"],
         context=theirs["n_positions"],
@@ -125,7 +131,7 @@ def _rope(theirs: dict[str, Any]) -> dict[str, Any]:
     that among the others."""
     found = theirs.get("rope_parameters") or {}
     if not isinstance(found, dict):
-        raise FamilyError(f"config.json has rope_parameters = {found!r}, no names and values")
+        raise FamilyError(f"config.json has rope_parameters = {found!r}, not names and values")
     older = ("rope_theta", "partial_rotary_factor")
     return {name: theirs[name] for name in older if name in theirs} | found
 
@@ -155,5 +161,5 @@ def _check(theirs: dict[str, Any], fixed: dict[str, tuple[Any, ...]]) -> None:
     for name, values in fixed.items():
         if theirs.get(name, values[0]) not in values:
             raise FamilyError(
-                f"config.json has {name} = {theirs[name]!r}, but models here have {values[0]!r}"
+                f"config.json has {name} = {theirs[name]!r}, but the models here have {values[0]!r}"
             )

@@ -103,7 +103,7 @@ def from_theirs(
     """
     prefix = "transformer." if isinstance(config, GPTConfig) else "model."
     bare = not any(name.startswith(prefix) for name in arrays)
-    known = _Renamed(arrays, prefix if bare else "")
+    known = _PrefixView(arrays, prefix if bare else "")
     table = entries(config)
     _check_names({name for entry in table for name in entry.theirs}, set(known), config)
     parameters = declare(config).parameters()
@@ -112,7 +112,7 @@ def from_theirs(
     }
 
 
-class _Renamed(Mapping[str, Any]):
+class _PrefixView(Mapping[str, Any]):
     """Arrays under names with a prefix that a model saved without its head does not write."""
 
     def __init__(self, arrays: Arrays, prefix: str):

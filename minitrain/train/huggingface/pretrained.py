@@ -28,7 +28,7 @@ _FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 class PretrainedError(UserError):
-    """A folder that holds no model in Hugging Face's layout, or that can't be written."""
+    """A folder without a model in Hugging Face's layout, or one that can't be written."""
 
 
 def read(folder: Path) -> tuple[Model, Tokenizer]:
@@ -39,18 +39,18 @@ def read(folder: Path) -> tuple[Model, Tokenizer]:
 
     Raises:
         PretrainedError: a file that is missing or broken. FamilyError, WeightsError: a model that
-            is none of ours. TokenizerError: a tokenizer that can't be read.
+            is not one of ours. TokenizerError: a tokenizer that can't be read.
     """
+    config = config_from(_json(folder / "config.json"))
     try:
-        config = config_from(json.loads((folder / "config.json").read_text(encoding="utf-8")))
         tensors = _Tensors(folder)
         arrays = from_theirs(config, tensors, tensors.dtype)
-    except (OSError, SafetensorError, json.JSONDecodeError, UnicodeError, RecursionError) as error:
-        raise PretrainedError(f"{folder} holds no whole model: {error}") from error
+    except (OSError, SafetensorError) as error:
+        raise PretrainedError(f"{folder} does not hold a whole model: {error}") from error
     model = declare(config)
     for name, parameter in model.parameters().items():
         parameter.array = arrays[name]
-    if (folder / "tokenizer.json").exists():
+    if os.path.exists(folder / "tokenizer.json"):
         return model, tokenizer_of("tokenizer.json", folder=folder)
     return model, ByteTokenizer() if config.vocab == 256 else IdTokenizer(config.vocab)
 
@@ -83,7 +83,7 @@ def whole(folder: Path) -> Iterator[Path]:
         PretrainedError: the folder is there already, or the disk is full or refuses.
     """
     if os.path.lexists(folder):
-        raise PretrainedError(f"{folder} is there already; take another folder, or remove it")
+        raise PretrainedError(f"{folder} already exists; take another folder, or remove it")
     part = folder.with_name(f".{folder.name}.part")
     try:
         shutil.rmtree(part, ignore_errors=True)
@@ -99,9 +99,19 @@ def whole(folder: Path) -> Iterator[Path]:
         raise PretrainedError(f"cannot write {folder}: {why}; take another folder") from error
 
 
+def _json(file: Path) -> Any:
+    """The content of a JSON file."""
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:  # no JSON, no UTF-8, endless digits
+        raise PretrainedError(
+            f"{file.parent} does not hold a whole model: {file.name}: {error}"
+        ) from error
+
+
 def _weight_map(index: Path) -> dict[str, str]:
     """Which file each array is in, by the array's name."""
-    content = json.loads(index.read_text(encoding="utf-8"))
+    content = _json(index)
     places = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(places, dict) or not all(isinstance(x, str) for x in places.values()):
         raise PretrainedError(f"{index} has no weight_map of names and their files")
@@ -144,6 +154,6 @@ class _Tensors(Mapping[str, Any]):
         for name, kind in kinds.items():
             if kind not in _FLOATS:
                 raise PretrainedError(
-                    f"{name} is of type {kind}; weights here are {', '.join(_FLOATS)}"
+                    f"{name} is of type {kind}, but weights can only be {', '.join(_FLOATS)}"
                 )
         return np.dtype(np.float64 if "F64" in kinds.values() else np.float32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from small_run import Arrays
 
-from minitrain.train.checkpoint.files import Manifest
+from minitrain.train.checkpoint.manifest import Manifest
 
 
 def about(step: int = 10, updates: int = 9) -> Manifest:

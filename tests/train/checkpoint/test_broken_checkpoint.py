@@ -10,12 +10,8 @@ import pytest
 from small_run import Arrays, assert_bitwise, load
 from some_checkpoint import about, some
 
-from minitrain.train.checkpoint.files import (
-    CheckpointError,
-    match,
-    read_manifest,
-    save,
-)
+from minitrain.train.checkpoint.files import match, save
+from minitrain.train.checkpoint.manifest import CheckpointError, read_manifest
 
 
 def broken_by(name: str, path: Path) -> None:
@@ -83,5 +79,5 @@ def test_a_broken_checkpoint_is_refused_in_a_line_and_never_read_wrongly(
     with pytest.raises(CheckpointError) as caught:
         load_all(path, held)
     message = str(caught.value)
-    assert message.startswith(f"{path} is no whole checkpoint: ")
+    assert message.startswith(f"{path} is not a whole checkpoint: ")
     assert "\n" not in message

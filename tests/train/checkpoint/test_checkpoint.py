@@ -12,16 +12,8 @@ from small_run import arrays, assert_bitwise, config, do, load
 from some_checkpoint import about, some
 
 from minitrain.train.checkpoint import files
-from minitrain.train.checkpoint.files import (
-    CheckpointError,
-    Manifest,
-    match,
-    newest,
-    read,
-    read_manifest,
-    save,
-    step_of,
-)
+from minitrain.train.checkpoint.files import match, newest, read, save
+from minitrain.train.checkpoint.manifest import CheckpointError, Manifest, read_manifest, step_of
 from minitrain.train.checkpoint.weights import load_model
 
 

@@ -15,10 +15,7 @@ from small_run import assert_bitwise, load
 from some_checkpoint import about, some
 
 from minitrain.train.checkpoint import files
-from minitrain.train.checkpoint.files import (
-    newest,
-    save,
-)
+from minitrain.train.checkpoint.files import newest, save
 from minitrain.train.disk import WriteError
 
 KILLED = """

@@ -17,17 +17,18 @@ from minitrain.train.config.option import ConfigError, options_of
 from minitrain.train.config.resolve import check, notes, resolve, to_toml
 from minitrain.train.config.sections import (
     OPTIONS,
-    DataOptions,
-    LossOptions,
-    ModelOptions,
-    OptimizerOptions,
+    DataSection,
+    LossSection,
+    ModelSection,
+    OptimizerSection,
     RunConfig,
-    RunOptions,
+    RunSection,
 )
 
 positive = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
 fraction = st.floats(min_value=0, max_value=1, exclude_max=True)
 count = st.integers(1, 10**20)
+size = st.integers(1, 2**31 - 1)
 rates = st.tuples(positive, st.floats(0, allow_infinity=False)).map(sorted)
 paths = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(lambda t: t != "none")
 
@@ -36,10 +37,10 @@ paths = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(lam
 def configs(draw: st.DrawFn) -> RunConfig:
     heads, (min_lr, lr) = draw(st.integers(1, 99)), draw(rates)
     return RunConfig(
-        ModelOptions("gpt", draw(count), heads, None, heads * draw(st.integers(1, 9)), 1, 0.5),
-        DataOptions(draw(st.none() | paths), draw(paths), 10**20, draw(count)),
-        LossOptions(draw(fraction), draw(st.floats(0, allow_infinity=False))),
-        OptimizerOptions(
+        ModelSection("gpt", draw(size), heads, None, heads * draw(st.integers(1, 9)), 1, 0.5),
+        DataSection(draw(st.none() | paths), draw(paths), 2**31 - 1, draw(size)),
+        LossSection(draw(fraction), draw(st.floats(0, allow_infinity=False))),
+        OptimizerSection(
             name=draw(st.sampled_from(["adamw", "sgd"])),
             lr=lr,
             min_lr=min_lr,
@@ -52,7 +53,7 @@ def configs(draw: st.DrawFn) -> RunConfig:
             weight_decay=draw(st.floats(0, allow_infinity=False)),
             clip=draw(st.none() | positive),
         ),
-        RunOptions(draw(count), draw(count), "float64", "full", draw(count), draw(count)),
+        RunSection(draw(count), draw(count), "float64", "full", draw(count), draw(count)),
     )
 
 
@@ -74,13 +75,13 @@ def test_none_is_written_over_a_preset_that_has_a_value(tmp_path: Path) -> None:
 def test_presets() -> None:
     assert resolve() == resolve("cpu") == RunConfig()
     cpu, nano = resolve("cpu"), resolve("nano")
-    assert (cpu.model, cpu.data.batch) == (ModelOptions("gpt", 4, 4, None, 128, 64, 0.0), 12)
-    assert (nano.model, nano.data.batch) == (ModelOptions("gpt", 4, 8, None, 32, 16, 0.0), 24)
-    assert nano.optimizer == cpu.optimizer == OptimizerOptions("adamw", 1e-3, 1e-4, 100)
+    assert (cpu.model, cpu.data.batch) == (ModelSection("gpt", 4, 4, None, 128, 64, 0.0), 12)
+    assert (nano.model, nano.data.batch) == (ModelSection("gpt", 4, 8, None, 32, 16, 0.0), 24)
+    assert nano.optimizer == cpu.optimizer == OptimizerSection("adamw", 1e-3, 1e-4, 100)
     assert (cpu.optimizer.beta1, cpu.optimizer.beta2, cpu.optimizer.epsilon) == (0.9, 0.99, 1e-8)
     assert (cpu.optimizer.weight_decay, cpu.optimizer.clip) == (0.1, 1.0)
     assert cpu.optimizer.schedule == "cosine"
-    assert nano.loss == cpu.loss == LossOptions(smoothing=0.0, z_loss=0.0)
+    assert nano.loss == cpu.loss == LossSection(smoothing=0.0, z_loss=0.0)
     assert cpu.run.steps == 2000
 
 
@@ -126,6 +127,7 @@ BAD_TOML = [
     ("run.steps", "10.0", "a whole number of at least 1; write 10"),
     ("run.steps", '"10"', "a whole number of at least 1; it is quoted text"),
     ("run.steps", "0", "a whole number of at least 1"),
+    ("data.batch", str(2**31), "a whole number of at least 1 and below 2^31"),
     ("run.steps", "1979-05-27", "a whole number of at least 1"),
     ("run.steps", "{a = 1}", "a whole number of at least 1"),
     ("data.path", '""', "text that UTF-8 can hold"),
@@ -259,8 +261,8 @@ def test_the_shapes_are_those_that_there_are() -> None:
 def test_two_fields_with_one_flag_are_a_mistake() -> None:
     @dataclasses.dataclass(frozen=True)
     class Twice:
-        first: ModelOptions
-        second: ModelOptions
+        first: ModelSection
+        second: ModelSection
 
     with pytest.raises(TypeError, match=r"first.family and second.family are both --family"):
         options_of(Twice)

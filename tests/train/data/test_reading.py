@@ -160,11 +160,11 @@ def test_ids_shorter_than_the_context(length: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("dtype", "spec", "words"),
     [
-        ("<u2", "byte", "holds ids, not text; name the tokenizer"),
+        ("<u2", "byte", "holds ids, not text; give the tokenizer"),
         ("<u2", "ids:50", "uint16 id 99, but tokenizer ids:50 has ids 0 to 49"),
         ("<u4", "ids:100", "holds uint32 ids, as every second uint16 in it is 0"),
         ("<u2", "ids:70000", "uint32 id 6488162, but tokenizer ids:70000"),
-        ("u1", "ids:100", "has 99 bytes, no whole number of uint16 ids"),
+        ("u1", "ids:100", "has 99 bytes, not a whole number of the uint16 ids"),
     ],
 )
 def test_a_file_of_another_tokenizer_is_refused(

@@ -113,10 +113,12 @@ def test_a_text_begins_as_the_tokenizer_says() -> None:
     ("spec", "words"),
     [
         ("bpe:100", "bpe:100 has no room for the 256 bytes"),
-        ("bpe:many", "'many' is no number of tokens, such as 4096"),
-        ("ids:0", "at least 1 id, got 0"),
+        ("bpe:many", "'many' is not a number of tokens, such as 4096"),
+        ("ids:0", r"at least 1 id and fewer than 2\^31, not 0"),
+        ("ids:2147483648", r"fewer than 2\^31, not 2147483648"),
+        ("bpe:" + "9" * 5000, "is not a number of tokens"),
         ("nowhere", "nowhere cannot be read: No such file"),
-        ("broken.json", "broken.json is no Hugging Face tokenizer"),
+        ("broken.json", "broken.json is not a Hugging Face tokenizer"),
         ("empty.json", "empty.json has no tokens"),
     ],
 )
@@ -139,5 +141,5 @@ def test_numbers_stand_for_themselves() -> None:
     for text in (b"70001", b"-1"):
         with pytest.raises(TokenizerError, match="are not all below 70001"):
             tokenizer.encode(text)
-    with pytest.raises(TokenizerError, match="'one 2' are no ids"):
+    with pytest.raises(TokenizerError, match="'one 2' are not ids"):
         tokenizer.encode(b"one 2")

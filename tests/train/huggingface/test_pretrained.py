@@ -128,14 +128,14 @@ def test_without_a_tokenizer_256_tokens_are_bytes(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_no_whole_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(PretrainedError, match=r"holds no whole model: .*config\.json"):
+    with pytest.raises(PretrainedError, match=r"does not hold a whole model: .*config\.json"):
         read(tmp_path)
     write(tmp_path / "model", filled("gpt"), IdTokenizer(31))
-    with pytest.raises(PretrainedError, match="model is there already"):
+    with pytest.raises(PretrainedError, match="model already exists"):
         write(tmp_path / "model", filled("gpt"), IdTokenizer(31))
     weights = tmp_path / "model" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
-    with pytest.raises(PretrainedError, match="model holds no whole model"):
+    with pytest.raises(PretrainedError, match="model does not hold a whole model"):
         read(tmp_path / "model")
     weights.rename(tmp_path / "model" / "pytorch_model.bin")
     with pytest.raises(PretrainedError, match=r"pickled weights .* are never read"):
@@ -147,5 +147,5 @@ def test_weights_that_are_no_floats_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "model", model, IdTokenizer(31))
     arrays = {n: p.array.astype(np.int8) for n, p in model.parameters().items()}
     save_file(to_theirs(model.config, arrays), tmp_path / "model" / "model.safetensors")
-    with pytest.raises(PretrainedError, match="is of type I8; weights here are F64, F32"):
+    with pytest.raises(PretrainedError, match="is of type I8, but weights can only be F64, F32"):
         read(tmp_path / "model")

@@ -1,0 +1,99 @@
+"""What a checkpoint says of itself, and what is said of one that is broken."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from minitrain.errors import UserError
+
+NAME = re.compile(r"step-(\d{6,})$")
+# What a manifest's values must be at least, so that an edited one is refused as it is read.
+_KINDS: dict[str, Any] = {
+    **dict.fromkeys(("step", "updates"), int),
+    **dict.fromkeys(("layout", "text", "tokenizer"), str),
+    **dict.fromkeys(("model", "config", "arrays"), dict),
+    "loss_scale": dict | None,
+}
+
+
+class CheckpointError(UserError):
+    """A checkpoint that is not whole, or is of another model."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint says of itself.
+
+    Attributes:
+        step: steps done.
+        updates: updates applied, fewer where batches had no valid token.
+        layout: the layout that wrote it, for information.
+        model: family and sizes of the model, as `families.to_values` gives them.
+        text: a digest of the tokens that it was trained on, "" if there were none.
+        tokenizer: what `tokenizer_of` makes the tokenizer from, in the checkpoint's folder.
+        config: every option of the run by key, as `config.values` gives them; empty for weights
+            that no run of ours made.
+        arrays: by key ("weights/NAME", "first/NAME"): {"shape", "dtype", "pieces"}; a piece is
+            {"file", "slice"} with the slice as [start, stop] for each axis, and, if it is but a
+            part of these elements, flattened, "flat": [start, stop].
+        loss_scale: state of mixed precision; None without.
+    """
+
+    step: int
+    updates: int
+    layout: str
+    model: dict[str, Any]
+    tokenizer: str
+    config: dict[str, Any]
+    arrays: dict[str, dict[str, Any]]
+    text: str = ""
+    loss_scale: dict[str, float] | None = None
+
+
+def read_manifest(path: Path) -> Manifest:
+    """What a checkpoint says of itself.
+
+    Raises:
+        CheckpointError: a manifest that is missing, cut off or edited.
+    """
+    with reading(path):
+        manifest = Manifest(**json.loads((path / "manifest.json").read_text(encoding="utf-8")))
+        for name, kind in _KINDS.items():
+            if not isinstance(getattr(manifest, name), kind):
+                raise ValueError(f"its {name} is {getattr(manifest, name)!r:.40}")
+        if not 0 <= manifest.updates <= manifest.step:
+            raise ValueError(f"{manifest.updates} updates in {manifest.step} steps")
+        if NAME.match(path.name) and manifest.step != step_of(path):
+            raise ValueError(f"it is of step {manifest.step}")
+    return manifest
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """What files that are missing, cut off or edited make a reader raise, said plainly."""
+    broken = (OSError, SafetensorError, ValueError, TypeError, LookupError, AttributeError)
+    try:
+        yield
+    except UserError:  # sizes that no model has, say: it has its own words
+        raise
+    except (*broken, MemoryError) as error:
+        raise CheckpointError(
+            f"{path} is not a whole checkpoint: {type(error).__name__}: {error}; remove that "
+            "folder to go on from the one before it, or start a new run"
+        ) from error
+
+
+def step_of(path: Path) -> int:
+    """The step in a checkpoint's name."""
+    match = NAME.match(path.name)
+    if match is None:
+        raise CheckpointError(f"{path} is not called step-NNNNNN, as a checkpoint is")
+    return int(match[1])
