@@ -64,19 +64,20 @@ def _run(ranks: Ranks, run: Run) -> Outcome:
 
 def _largest_product(run: Run) -> float:
     """Operations of the largest matrix product of a rank's step."""
-    from minitrain.train.build import model_of
+    from minitrain.train.build import sizes_of
     from minitrain.train.metrics import largest_product
 
     config, vocab = run.config, run.corpus.tokenizer.vocab
     parts = config.data.micro_batches * run.layout.size
     tokens = config.data.batch * config.model.context / parts
-    return largest_product(model_of(config, vocab).config, tokens)
+    return largest_product(sizes_of(config.model, vocab), tokens)
 
 
 def _prepare(given: ConfigSources, ranks: Ranks, run_dir: str | None, resume: bool) -> Run:
     """Everything that can be refused, before anything is written or sent."""
     from minitrain.array import keep_memory
-    from minitrain.parallel.table import check_supported
+    from minitrain.parallel.table import check_layout
+    from minitrain.train.build import sizes_of
     from minitrain.train.checkpoint.weights import load_tokenizer
     from minitrain.train.config.resolve import notes as config_notes
     from minitrain.train.data.text import Corpus
@@ -89,15 +90,12 @@ def _prepare(given: ConfigSources, ranks: Ranks, run_dir: str | None, resume: bo
     # A run that goes on has its tokenizer in the checkpoint, trained or not.
     tokenizer = load_tokenizer(start) if start else config.data.tokenizer
     corpus = Corpus.load(config.data.path, config.model.context, tokenizer)
-    ranks.layout.check(
+    check_layout(
+        ranks.layout,
+        sizes_of(config.model, corpus.tokenizer.vocab),
         batch=config.data.batch,
         micro_batches=config.data.micro_batches,
-        heads=config.model.heads,
-        layers=config.model.layers,
-        context=config.model.context,
-        vocab=corpus.tokenizer.vocab,
     )
-    check_supported(ranks.layout)
     if start:
         notes += check_same(start, corpus, ranks.layout)
     notes += [*config_notes(config), *corpus.notes]

@@ -79,7 +79,7 @@ def table_of(
     places: dict[str, Place] = {}
     on: dict[str, set[int]] = {}
     for module in modules:
-        cuts = dict(tensor_places(module.kind, module.shapes, layout.tp))
+        cuts = dict(tensor_places(module.kind, module.shapes, layout.tp)) if layout.tp > 1 else {}
         for part, shape in module.shapes.items():
             name = module.name(part)
             shapes[name] = shape

@@ -20,12 +20,13 @@ from minitrain.train.step import Stepper
 def model_of(config: RunConfig, vocab: int) -> Model:
     """The plain model, declared and not filled."""
     section = config.model
-    model = declare(_sizes_of(section, vocab))
+    model = declare(sizes_of(section, vocab))
     model.loss = CrossEntropy(config.loss.smoothing, config.loss.z_loss)
     return model
 
 
-def _sizes_of(section: ModelSection, vocab: int) -> Config:
+def sizes_of(section: ModelSection, vocab: int) -> Config:
+    """The configuration of the model that a section asks for."""
     sizes: dict[str, Any] = {
         "vocab": vocab,
         "context": section.context,

@@ -17,7 +17,6 @@ from minitrain.comm.group import Group
 from minitrain.comm.ledger import Ledger
 from minitrain.comm.transport import PURPOSES
 from minitrain.nn.config import Config
-from minitrain.nn.families import declare
 from minitrain.train.disk import WriteError, replace_text
 
 
@@ -92,18 +91,20 @@ def flops_per_token(config: Config) -> float:
     nothing were masked (Chowdhery et al. 2022, "PaLM", appendix B).
     """
     matrices = config.vocab * config.width  # the head, which may be the embedding's table
-    for name, parameter in declare(config).parameters().items():
-        if name.startswith("blocks.") and name.endswith(".weight") and len(parameter.declared) > 1:
-            matrices += math.prod(parameter.declared)
+    for module in config.modules():
+        if module.path.startswith("blocks."):
+            products = [s for part, s in module.shapes.items() if part.endswith(".weight")]
+            matrices += sum(math.prod(shape) for shape in products if len(shape) > 1)
     return 6.0 * matrices + 12.0 * config.layers * config.width * config.context
 
 
 def largest_product(config: Config, tokens: float) -> float:
     """Operations of the largest matrix product of a block's forward, for so many tokens."""
     largest = max(
-        math.prod(parameter.declared)
-        for name, parameter in declare(config).parameters().items()
-        if name.startswith("blocks.0.")
+        math.prod(shape)
+        for module in config.modules()
+        if module.path.startswith("blocks.0.")
+        for shape in module.shapes.values()
     )
     return 2.0 * tokens * largest
 

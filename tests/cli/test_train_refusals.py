@@ -133,7 +133,7 @@ def test_a_strategy_that_is_not_there_is_a_usage_error(
     def refuse(layout: Layout) -> None:
         raise LayoutError(f"layout {layout} cannot run yet")
 
-    monkeypatch.setattr("minitrain.parallel.compose.check_supported", refuse)
+    monkeypatch.setattr("minitrain.parallel.table.check_supported", refuse)
     result = invoke(*SMALL, "--layout", "dp2")
     assert (result.exit_code, result.stderr) == (2, "minitrain: layout dp2 cannot run yet\n")
     assert not Path("runs").exists()

@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from whole import rebuilt
 
 from minitrain.cut import cut_sizes
 from minitrain.parallel.cuts import tensor_places
-from minitrain.parallel.placement import FLAT, WHOLE, Place, Placement, Shape, cut
+from minitrain.parallel.placement import FLAT, WHOLE, Place, Placement, cut
 
 SIZES = {"pp": 1, "tp": 4}
 
 
 def at(tp: int) -> dict[str, int]:
     return {"pp": 0, "tp": tp}
-
-
-def rebuilt(shape: Shape, placement: Placement, held: Iterable[tuple[dict[str, int], Any]]) -> Any:
-    """The whole array, element by element, from pieces that must hold each exactly once."""
-    numbers = np.arange(int(np.prod(shape))).reshape(shape)
-    whole, times = np.full(numbers.size, np.nan), np.zeros(numbers.size, int)
-    for where, piece in held:
-        own = placement.cut(numbers, where)
-        assert own.shape == piece.shape
-        whole[own.reshape(-1)] = piece.reshape(-1)
-        times[own.reshape(-1)] += 1
-    if (times != 1).any():
-        raise ValueError(f"{int((times != 1).sum())} of {times.size} elements are not held once")
-    return whole.reshape(shape)
 
 
 def test_uneven_cuts_follow_array_split() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from drawn_cuts import Case, cases, rows_of_ends, rows_of_training, wrong
 from hypothesis import given
+from whole import indices
 
 from minitrain.batch import Batch
 from minitrain.comm import run_ranks
@@ -141,7 +142,7 @@ def gradients(group: Group, layout: str, config: Config, **options: Any) -> Any:
     """The loss and this rank's gradients with the parts of the whole that they are."""
     model = model_of(group, layout, config, **options)
     loss = model.forward_backward(batch_of(config))
-    where = {name: p.placement.indices(p.declared, model.mesh.coordinates)
+    where = {name: indices(p.declared, p.placement, model.mesh.coordinates)
              for name, p in model.parameters.items()}  # fmt: skip
     return loss.value, {name: g.copy() for name, g in model.gradients().items()}, where
 

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 from allocations import watched
+from whole import rebuilt
 
 from minitrain.comm import run_ranks
 from minitrain.comm.group import Group
-from minitrain.layout import Layout
+from minitrain.layout import AXES, Layout
 from minitrain.nn import GPT, GPTConfig, LlamaConfig, Parameter, Window, window
 from minitrain.nn.config import Config
 from minitrain.nn.families import declare
@@ -50,13 +51,13 @@ def test_assembled_weights_are_bitwise_those_of_one_device(config: Config, layou
     serial = declare(config).initialize(3, dtype).parameters()
     ranks, where = parts(config, layout, dtype), placements(config, layout)
     assert ranks[0][1].keys() == serial.keys()
-    sizes = {"dp": Layout.parse(layout).dp, "tp": Layout.parse(layout).tp}
+    sizes = {axis: getattr(Layout.parse(layout), axis) for axis in AXES}
     for name, parameter in serial.items():
-        held = {tuple(at[a] for a in sizes): mine[name] for at, mine in ranks}
-        whole = where[name].rebuild(parameter.shape, held, sizes)
+        held = [(at, mine[name]) for at, mine in ranks if where[name].is_first(at, sizes)]
+        whole = rebuilt(parameter.shape, where[name], held)
         assert whole.dtype == dtype
         np.testing.assert_array_equal(whole, parameter.array, strict=True)
-        for at, mine in ranks:  # every copy, too: rebuild looks at the first one of each piece
+        for at, mine in ranks:  # every copy, too: that was the first one of each piece
             np.testing.assert_array_equal(mine[name], where[name].cut(parameter.array, at))
 
 

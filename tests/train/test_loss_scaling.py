@@ -20,6 +20,8 @@ from minitrain.parallel import Mesh, ParallelModel, parallelize
 from minitrain.parallel.bind import BoundUnit, cast_to
 from minitrain.parallel.flat import Flat
 from minitrain.parallel.placement import WHOLE
+from minitrain.parallel.reduce import Reducer, plan_of
+from minitrain.parallel.table import Entry
 from minitrain.train.step import Stepper, TrainingError
 
 
@@ -53,11 +55,13 @@ def slope_stepper(start: list[float], slopes: dict[int, list[float]], lr: Any, s
                   clip: float | None = None) -> Stepper:  # fmt: skip
     """Plain SGD on a slope whose weights are float32, and float16 where it computes."""
     slope = Slope(start, slopes)
-    slope.weight.name, slope.weight.placement = "slope.weight", WHOLE
-    flat = Flat({"slope.weight": slope.weight}, {"slope.weight": (len(start),)}, "float32", np)
-    flat.fill("slope.weight", slope.start)
-    mesh = Mesh(world(), Layout())
-    model = ParallelModel(Bare(slope), mesh, flat, micro_batches=1, seed=0, bucket=1)
+    name, shape = "slope.weight", (len(start),)
+    slope.weight.name, slope.weight.placement = name, WHOLE
+    flat = Flat({name: slope.weight}, {name: shape}, "float32", np)
+    flat.fill(name, slope.start)
+    mesh, table = Mesh(world(), Layout()), {name: Entry(shape, WHOLE, WHOLE)}
+    reducer = Reducer(table, {name: plan_of(table[name], mesh)}, mesh, flat, flat)
+    model = ParallelModel(Bare(slope), mesh, table, reducer, micro_batches=1, seed=0)
     return Stepper(model, SGD(), lr, clip, scale)
 
 
