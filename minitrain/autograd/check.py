@@ -32,6 +32,11 @@ class GradientError(AssertionError):
     """A gradient that is not the derivative of its forward, or that depends on when it is asked."""
 
 
+def normal(random: np.random.Generator, like: Array) -> Array:
+    """Random numbers of an array's shape, on its device."""
+    return from_host(random.standard_normal(like.shape), namespace(like))
+
+
 def check_vjp(function: Callable[..., Tensor], *inputs: Array, seed: int = 0, step: float = 1e-6,
               bound: float = 1e-6) -> None:  # fmt: skip
     """Hold the gradient of function(*tensors) against central differences, input by input.
@@ -67,11 +72,6 @@ def check_vjp(function: Callable[..., Tensor], *inputs: Array, seed: int = 0, st
                 f"input {i} of shape {tensor.shape}: the vjp says {by_vjp:.12g}, finite "
                 f"differences {by_differences:.12g}; {allowed:.1e} apart is allowed"
             )
-
-
-def normal(random: np.random.Generator, like: Array) -> Array:
-    """Random numbers of an array's shape, on its device."""
-    return from_host(random.standard_normal(like.shape), namespace(like))
 
 
 def _sum(x: Array) -> float:

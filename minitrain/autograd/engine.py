@@ -24,13 +24,6 @@ from minitrain.autograd.tensor import Tensor, no_grad
 Sink = Callable[[Tensor, Array, bool], None]
 
 
-def backward(root: Tensor, grad_out: Array | None = None, *, sink: Sink | None = None,
-             on_final: Callable[[Tensor], None] | None = None,
-             after_node: Callable[[], None] | None = None) -> None:  # fmt: skip
-    """Run a backward pass from root; see Pass for the arguments."""
-    Pass(root, grad_out, sink=sink, on_final=on_final, after_node=after_node).run()
-
-
 class Pass:
     """A backward pass: for every leaf below `root`, the gradient of the sum of root·grad_out.
 
@@ -96,18 +89,6 @@ class Pass:
             self.on_final(leaf)
 
 
-def accumulate(leaf: Tensor, grad: Array, shared: bool) -> None:
-    """Add grad to leaf.grad in place, in the dtype that sums are made in.
-
-    shared: whether grad's memory may belong to someone else, so that it must be copied first.
-    """
-    dtype = accumulator(grad.dtype)
-    if leaf.grad is None:
-        leaf.grad = namespace(grad).asarray(grad.astype(dtype, copy=shared))
-    else:
-        leaf.grad += grad
-
-
 def _nodes(start: Edge) -> list[Function]:
     """All nodes that start depends on and start, in the order they were made."""
     seen = {start} if isinstance(start, Function) else set()
@@ -120,6 +101,49 @@ def _nodes(start: Edge) -> list[Function]:
                 seen.add(edge)
                 stack.append(edge)
     return sorted(seen, key=lambda node: node.sequence)
+
+
+def accumulate(leaf: Tensor, grad: Array, shared: bool) -> None:
+    """Add grad to leaf.grad in place, in the dtype that sums are made in.
+
+    shared: whether grad's memory may belong to someone else, so that it must be copied first.
+    """
+    dtype = accumulator(grad.dtype)
+    if leaf.grad is None:
+        leaf.grad = namespace(grad).asarray(grad.astype(dtype, copy=shared))
+    else:
+        leaf.grad += grad
+
+
+class _Ambient(threading.local):
+    running: Pass | None = None
+
+
+_ambient = _Ambient()
+
+
+@contextmanager
+def inside(now: Pass) -> Iterator[None]:
+    """Record no operations, and let `running` tell of the pass."""
+    outer, _ambient.running = _ambient.running, now
+    try:
+        with no_grad():
+            yield
+    finally:
+        _ambient.running = outer
+
+
+def backward(root: Tensor, grad_out: Array | None = None, *, sink: Sink | None = None,
+             on_final: Callable[[Tensor], None] | None = None,
+             after_node: Callable[[], None] | None = None) -> None:  # fmt: skip
+    """Run a backward pass from root; see Pass for the arguments."""
+    Pass(root, grad_out, sink=sink, on_final=on_final, after_node=after_node).run()
+
+
+def running() -> Pass | None:
+    """The pass that runs on this thread, the innermost one: a forward inside one is a replay, as
+    recomputation makes it (parallel/recompute.py)."""
+    return _ambient.running
 
 
 def _seed(root: Tensor, grad_out: Array | None) -> Array:
@@ -141,27 +165,3 @@ def _seed(root: Tensor, grad_out: Array | None) -> Array:
     if grad_out.shape != root.shape:
         raise ValueError(f"grad_out has shape {grad_out.shape}, the tensor {root.shape}")
     return grad_out
-
-
-class _Ambient(threading.local):
-    running: Pass | None = None
-
-
-_ambient = _Ambient()
-
-
-def running() -> Pass | None:
-    """The pass that runs on this thread, the innermost one: a forward inside one is a replay, as
-    recomputation makes it (parallel/recompute.py)."""
-    return _ambient.running
-
-
-@contextmanager
-def inside(now: Pass) -> Iterator[None]:
-    """Record no operations, and let `running` tell of the pass."""
-    outer, _ambient.running = _ambient.running, now
-    try:
-        with no_grad():
-            yield
-    finally:
-        _ambient.running = outer

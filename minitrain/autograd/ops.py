@@ -36,6 +36,18 @@ def unbroadcast(grad: Array, shape: tuple[int, ...]) -> Array:
     return grad.sum(axis=axes, keepdims=True, dtype=accumulator(grad.dtype)).reshape(shape)
 
 
+def wide(x: Any) -> Any:
+    """x in float32 if it is an array of 16 bits, else as it is."""
+    return x.astype(np.float32) if hasattr(x, "dtype") and x.dtype.itemsize == 2 else x
+
+
+def rounded(out: Array, *inputs: Any) -> Array:
+    """out, computed wide, in the dtype of the first input that is an array. Of integers a floating
+    result stays floating: 1 / 2 is no integer."""
+    x = inputs[0] if hasattr(inputs[0], "dtype") else inputs[1]
+    return out if out.dtype == x.dtype or x.dtype.kind in "iub" else out.astype(x.dtype)
+
+
 class Add(Function):
     """a + b."""
 
@@ -47,20 +59,6 @@ class Add(Function):
         return (
             unbroadcast(grad_out, self.a) if needs[0] else None,
             unbroadcast(grad_out, self.b) if needs[1] else None,
-        )
-
-
-class Subtract(Function):
-    """a - b."""
-
-    def forward(self, a: Array, b: Array) -> Array:
-        self.a, self.b = shape_of(a), shape_of(b)
-        return rounded(wide(a) - wide(b), a, b)
-
-    def vjp(self, grad_out: Array, needs: Needs) -> Grads:
-        return (
-            unbroadcast(grad_out, self.a) if needs[0] else None,
-            unbroadcast(-grad_out, self.b) if needs[1] else None,
         )
 
 
@@ -79,16 +77,18 @@ class Multiply(Function):
         )
 
 
-def wide(x: Any) -> Any:
-    """x in float32 if it is an array of 16 bits, else as it is."""
-    return x.astype(np.float32) if hasattr(x, "dtype") and x.dtype.itemsize == 2 else x
+class Subtract(Function):
+    """a - b."""
 
+    def forward(self, a: Array, b: Array) -> Array:
+        self.a, self.b = shape_of(a), shape_of(b)
+        return rounded(wide(a) - wide(b), a, b)
 
-def rounded(out: Array, *inputs: Any) -> Array:
-    """out, computed wide, in the dtype of the first input that is an array. Of integers a floating
-    result stays floating: 1 / 2 is no integer."""
-    x = inputs[0] if hasattr(inputs[0], "dtype") else inputs[1]
-    return out if out.dtype == x.dtype or x.dtype.kind in "iub" else out.astype(x.dtype)
+    def vjp(self, grad_out: Array, needs: Needs) -> Grads:
+        return (
+            unbroadcast(grad_out, self.a) if needs[0] else None,
+            unbroadcast(-grad_out, self.b) if needs[1] else None,
+        )
 
 
 class Divide(Function):

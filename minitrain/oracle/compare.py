@@ -90,13 +90,6 @@ def compare(tensor: str, got: Array, expected: Array, scale: float, *, rank: int
     return Row(tensor, rank, float(error), bound, index, float(reference[at]), float(mine[at]))
 
 
-def compare_numbers(tensor: str, got: float, expected: float, *, rank: int = 0,
-                    bound: float = BOUND) -> Row:  # fmt: skip
-    """A loss or a norm: plain relative error."""
-    return compare(tensor, np.float64(got), np.float64(expected), abs(expected), rank=rank,
-                   bound=bound)  # fmt: skip
-
-
 def compare_gradients(what: str, got: Mapping[str, Array], expected: Mapping[str, Array], *,
                       part: Part = whole, rank: int = 0,
                       bound: float = BOUND) -> Iterable[Row]:  # fmt: skip
@@ -116,6 +109,13 @@ def compare_gradients(what: str, got: Mapping[str, Array], expected: Mapping[str
         if mine is not None:
             yield compare(f"{what} {name}", _take(got, name), mine, scale, rank=rank, bound=bound)
     yield from _unexpected(what, got, expected, part, rank)
+
+
+def compare_numbers(tensor: str, got: float, expected: float, *, rank: int = 0,
+                    bound: float = BOUND) -> Row:  # fmt: skip
+    """A loss or a norm: plain relative error."""
+    return compare(tensor, np.float64(got), np.float64(expected), abs(expected), rank=rank,
+                   bound=bound)  # fmt: skip
 
 
 def compare_weights(what: str, got: Mapping[str, Array], expected: Mapping[str, Array], *,

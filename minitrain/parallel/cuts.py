@@ -26,9 +26,6 @@ from typing import TypeVar
 from minitrain.cut import cut_sizes
 from minitrain.parallel.placement import Place, Shape
 
-T = TypeVar("T", bound=type)
-
-
 @dataclass(frozen=True)
 class Cut:
     """How a part of a module is cut.
@@ -92,6 +89,21 @@ WHOLE = {"Table", "AttentionCore", "CrossEntropy", "GPT", "Llama"}
 _declared: dict[type, str] = {}
 
 
+def kind_of(module: type) -> str | None:
+    """The kind of a module class in the tables; None if it is in none.
+
+    Classes of `minitrain.nn` go by their bare names; a subclass of one is not one of them.
+    """
+    if module in _declared:
+        return _declared[module]
+    name = module.__qualname__
+    known = name in CUTS or name in POSITIONWISE or name in WHOLE
+    return name if known and module.__module__.startswith("minitrain.nn.") else None
+
+
+T = TypeVar("T", bound=type)
+
+
 def declared(*cuts: Cut) -> Callable[[T], T]:
     """A decorator that says how a module class is cut; without cuts it is position-wise.
 
@@ -108,18 +120,6 @@ def declared(*cuts: Cut) -> Callable[[T], T]:
         return module
 
     return declare
-
-
-def kind_of(module: type) -> str | None:
-    """The kind of a module class in the tables; None if it is in none.
-
-    Classes of `minitrain.nn` go by their bare names; a subclass of one is not one of them.
-    """
-    if module in _declared:
-        return _declared[module]
-    name = module.__qualname__
-    known = name in CUTS or name in POSITIONWISE or name in WHOLE
-    return name if known and module.__module__.startswith("minitrain.nn.") else None
 
 
 def tensor_places(

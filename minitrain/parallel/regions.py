@@ -39,6 +39,39 @@ Region = Callable[[Tensor], Tensor]
 PURPOSE = "activation"
 
 
+class Copy(Function):
+    """Forward: identity. Backward: all-reduce."""
+
+    group: Group
+
+    def forward(self, x: Array, *, group: Group) -> Array:
+        self.group = group
+        return x
+
+    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+        return (self.group.all_reduce(grad_out, purpose=PURPOSE),)
+
+
+class Reduce(Function):
+    """Forward: all-reduce. Backward: identity."""
+
+    def forward(self, x: Array, *, group: Group) -> Array:
+        return group.all_reduce(x, purpose=PURPOSE)
+
+    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+        return (grad_out,)
+
+
+def copy(x: Tensor, group: Group) -> Tensor:
+    """A replicated x, about to be used by each rank's part of a layer (Megatron's f)."""
+    return Copy.apply(x, group=group)
+
+
+def reduce(x: Tensor, group: Group) -> Tensor:
+    """The sum of the ranks' partial x, replicated (Megatron's g)."""
+    return Reduce.apply(x, group=group)
+
+
 def own(x: Array, axis: int, sizes: list[int], rank: int) -> Array:
     """A rank's part of x along an axis, by the sizes of all parts."""
     start = sum(sizes[:rank])
@@ -46,7 +79,7 @@ def own(x: Array, axis: int, sizes: list[int], rank: int) -> Array:
 
 
 class _Region(Function):
-    """What all have in common: a group, the axis that is cut, and the sizes it was cut by."""
+    """What those that cut have in common: a group, the axis, and the sizes it was cut by."""
 
     group: Group
     axis: int
@@ -60,27 +93,6 @@ class _Region(Function):
 
     def _own(self, x: Array) -> Array:
         return own(x, self.axis, self.sizes, self.group.rank)
-
-
-class Copy(_Region):
-    """Forward: identity. Backward: all-reduce."""
-
-    def forward(self, x: Array, *, group: Group) -> Array:
-        self.group = group
-        return x
-
-    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
-        return (self.group.all_reduce(grad_out, purpose=PURPOSE),)
-
-
-class Reduce(_Region):
-    """Forward: all-reduce. Backward: identity."""
-
-    def forward(self, x: Array, *, group: Group) -> Array:
-        return group.all_reduce(x, purpose=PURPOSE)
-
-    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
-        return (grad_out,)
 
 
 class Gather(_Region):
@@ -148,16 +160,6 @@ def _exchange(x: Array, group: Group, joined: tuple[int, list[int]],
     axis, sizes = split
     parts = [own(x, axis, sizes, rank) for rank in range(group.size)]
     return namespace(x).concatenate(group.all_to_all(parts, purpose=PURPOSE), axis=joined[0])
-
-
-def copy(x: Tensor, group: Group) -> Tensor:
-    """A replicated x, about to be used by each rank's part of a layer (Megatron's f)."""
-    return Copy.apply(x, group=group)
-
-
-def reduce(x: Tensor, group: Group) -> Tensor:
-    """The sum of the ranks' partial x, replicated (Megatron's g)."""
-    return Reduce.apply(x, group=group)
 
 
 def gather(x: Tensor, group: Group, axis: int, sizes: list[int]) -> Tensor:

@@ -62,6 +62,15 @@ class RowLinear(Module):
         return y if linear.bias is None else y + linear.bias
 
 
+def own_heads(module: Module, cut: Cut, table: Placements, group: Group) -> None:
+    """Tell the cores which of the model's heads they see, so that dropout draws their masks."""
+    weight = getattr(module, cut.part).weight
+    own = _own(weight.name, table, weight.declared[cut.axis], group)
+    for _, core in module.modules():
+        if isinstance(core, AttentionCore):
+            core.first_head = own.start
+
+
 def cut_tensors(model: Any, table: Placements, group: Group, enter: Region, leave: Region) -> None:
     """Let the modules of a declared model compute with the pieces that the table gives them.
 
@@ -95,15 +104,6 @@ def _cut_vocabulary(model: Any, path: str, cut: Cut, table: Placements, group: G
         model.replace(path, VocabularyTable(module, own, leave))
     else:
         model.loss = VocabularyCrossEntropy(model.loss, vocab, own, group)
-
-
-def own_heads(module: Module, cut: Cut, table: Placements, group: Group) -> None:
-    """Tell the cores which of the model's heads they see, so that dropout draws their masks."""
-    weight = getattr(module, cut.part).weight
-    own = _own(weight.name, table, weight.declared[cut.axis], group)
-    for _, core in module.modules():
-        if isinstance(core, AttentionCore):
-            core.first_head = own.start
 
 
 def _own(name: str, table: Placements, length: int, group: Group) -> slice:

@@ -26,7 +26,7 @@ from minitrain.nn.config import Config, to_values
 from minitrain.nn.families import declare
 from minitrain.optim import AdamW
 from minitrain.parallel import Mesh, ParallelModel, parallelize
-from minitrain.planner.memory import Held, Model, held, korthikanti
+from minitrain.planner.memory import Held, held, korthikanti
 from minitrain.train.step import Stepper
 
 
@@ -102,7 +102,7 @@ def measured(
 def formula(config: Config, layout: Layout, rank: int, batch: Batch, **options: Any) -> Held:
     size, length = batch.tokens.shape
     return held(
-        Model.of(to_values(config)), layout, batch=size // layout.dp, length=length,
+        config, layout, batch=size // layout.dp, length=length,
         rank=rank, **options,
     )  # fmt: skip
 
@@ -176,8 +176,8 @@ def test_the_tape_is_all_that_is_held(layout: str) -> None:
 def test_the_figures_beside_those_of_korthikanti() -> None:
     """In fp16, with F = 4h and dropout everywhere: theirs without attention weights, and ours."""
     config = GPTConfig(vocab=8, context=32, layers=1, heads=4, width=64, dropout=0.1)
-    model, sbh = Model.of(to_values(config)), 32 * 2 * 64
-    both = Model.of(to_values(dataclasses.replace(config, layers=2)))
+    sbh = 32 * 2 * 64
+    both = dataclasses.replace(config, layers=2)
     for t in (1, 2, 4):
         for sp, bracket in ((False, 10 + 24 / t), (True, 4 + 30 / t)):
             layers = [
@@ -197,7 +197,7 @@ def test_the_figures_beside_those_of_korthikanti() -> None:
 
 def test_axes_that_no_run_has_confirmed_are_refused() -> None:
     with pytest.raises(LayoutError, match="covers dp and tp, not pp, shard"):
-        held(Model.of(to_values(GPT7)), Layout(pp=2, shard=2), batch=1, length=8)
+        held(GPT7, Layout(pp=2, shard=2), batch=1, length=8)
 
 
 def test_the_planner_needs_no_arrays() -> None:

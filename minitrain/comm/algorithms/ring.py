@@ -48,6 +48,20 @@ def all_gather(peers: Peers, out: Pieces) -> Steps:
         yield peers.exchange(out[leaving], right, out[coming], left)
 
 
+def all_reduce(peers: Peers, x: Array, out: Array, op: Reduction) -> Steps:
+    """out = the reduction over all ranks of x, the same bits on every rank.
+
+    Cost: 2(n-1)α + 2(n-1)/n·V·β + (n-1)/n·V·γ; no algorithm can do with fewer bytes.
+
+    A reduce-scatter, after which each piece is complete somewhere, then an all-gather, which takes
+    the complete pieces everywhere: no rank ever sends a piece that another could have sent.
+    """
+    sizes = cut_sizes(x.size, peers.size)
+    pieces = Pieces(out, sizes)
+    yield from reduce_scatter(peers, Pieces(x, sizes), pieces, op)
+    yield from all_gather(peers, pieces)
+
+
 def all_gather_unknown(peers: Peers, x: Array) -> Steps:
     """The list of every rank's array, whose shape only its owner knows: a header goes with it.
 
@@ -62,17 +76,3 @@ def all_gather_unknown(peers: Peers, x: Array) -> Steps:
         yield arrival, peers.send(arrays[leaving], (rank + 1) % n, header=True)
         arrays[coming] = arrival.array
     return arrays
-
-
-def all_reduce(peers: Peers, x: Array, out: Array, op: Reduction) -> Steps:
-    """out = the reduction over all ranks of x, the same bits on every rank.
-
-    Cost: 2(n-1)α + 2(n-1)/n·V·β + (n-1)/n·V·γ; no algorithm can do with fewer bytes.
-
-    A reduce-scatter, after which each piece is complete somewhere, then an all-gather, which takes
-    the complete pieces everywhere: no rank ever sends a piece that another could have sent.
-    """
-    sizes = cut_sizes(x.size, peers.size)
-    pieces = Pieces(out, sizes)
-    yield from reduce_scatter(peers, Pieces(x, sizes), pieces, op)
-    yield from all_gather(peers, pieces)
