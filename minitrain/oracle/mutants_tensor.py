@@ -123,7 +123,7 @@ def _gradient_where_the_label_is(losses: VocabularyLosses, grad_out: Array,
                                  needs: tuple[bool, ...]) -> Grads:  # fmt: skip
     """Only the rank that has a token's label gets a gradient for it: ms-swift #9947."""
     (grad,) = TokenLosses.vjp(losses, grad_out, needs)
-    return (grad * losses.here.reshape(*grad_out.shape, 1),)
+    return (grad * losses.here.reshape(*losses.shape[:-1], 1),)
 
 
 _table = VocabularyTable.__init__
