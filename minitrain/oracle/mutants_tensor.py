@@ -13,6 +13,7 @@ import numpy as np
 
 from minitrain.array import Array, stream
 from minitrain.autograd import functional as F
+from minitrain.autograd.function import Grads, Needs
 from minitrain.autograd.losses import TokenLosses
 from minitrain.autograd.tensor import Tensor
 from minitrain.comm.group import Group
@@ -28,10 +29,8 @@ from minitrain.parallel.sequence import OwnPositions, cut_sequence, own_part
 from minitrain.parallel.tensor import RowLinear
 from minitrain.parallel.vocabulary import VocabularyCrossEntropy, VocabularyLosses, VocabularyTable
 
-Grads = tuple[Array | None, ...]
 
-
-def _f_not_reduced(region: Copy, grad_out: Array, needs: tuple[bool, ...]) -> Grads:
+def _f_not_reduced(region: Copy, grad_out: Array, needs: Needs) -> Grads:
     """f without its backward all-reduce: the forward is right, gradients are partial sums."""
     return (grad_out,)
 
@@ -44,7 +43,7 @@ def _g_doubled(x: Tensor, group: Group) -> Tensor:
     return regions.copy(_reduce(x, group), group)
 
 
-def _gradient_sliced(region: AllGather, grad_out: Array, needs: tuple[bool, ...]) -> Grads:
+def _gradient_sliced(region: AllGather, grad_out: Array, needs: Needs) -> Grads:
     """What was gathered gets its own part of the gradient, not the sum of the ranks' parts."""
     return (region._own(grad_out),)
 
@@ -120,7 +119,7 @@ def _logits_gathered(loss: VocabularyCrossEntropy, logits: Tensor, labels: Any,
 
 
 def _gradient_where_the_label_is(losses: VocabularyLosses, grad_out: Array,
-                                 needs: tuple[bool, ...]) -> Grads:  # fmt: skip
+                                 needs: Needs) -> Grads:  # fmt: skip
     """Only the rank that has a token's label gets a gradient for it: ms-swift #9947."""
     (grad,) = TokenLosses.vjp(losses, grad_out, needs)
     return (grad * losses.here.reshape(*losses.shape[:-1], 1),)

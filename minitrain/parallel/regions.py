@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from minitrain.array import Array, namespace
-from minitrain.autograd.function import Function
+from minitrain.autograd.function import Function, Grads, Needs
 from minitrain.autograd.tensor import Tensor
 from minitrain.comm.group import Group
 from minitrain.cut import cut_sizes
@@ -69,7 +69,7 @@ class Copy(_Region):
         self.group = group
         return x
 
-    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+    def vjp(self, grad_out: Array, needs: Needs) -> Grads:
         return (self.group.all_reduce(grad_out, purpose=PURPOSE),)
 
 
@@ -79,7 +79,7 @@ class Reduce(_Region):
     def forward(self, x: Array, *, group: Group) -> Array:
         return group.all_reduce(x, purpose=PURPOSE)
 
-    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+    def vjp(self, grad_out: Array, needs: Needs) -> Grads:
         return (grad_out,)
 
 
@@ -90,7 +90,7 @@ class Gather(_Region):
         self.group, self.axis, self.sizes = group, axis, sizes
         return self._gather(x)
 
-    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+    def vjp(self, grad_out: Array, needs: Needs) -> Grads:
         return (self._own(grad_out),)
 
 
@@ -101,7 +101,7 @@ class Scatter(_Region):
         self.group, self.axis, self.sizes = group, axis, sizes
         return self._own(x)
 
-    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+    def vjp(self, grad_out: Array, needs: Needs) -> Grads:
         return (self._gather(grad_out),)
 
 
@@ -112,7 +112,7 @@ class AllGather(_Region):
         self.group, self.axis, self.sizes = group, axis, sizes
         return self._gather(x)
 
-    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+    def vjp(self, grad_out: Array, needs: Needs) -> Grads:
         return (self._reduce_scatter(grad_out),)
 
 
@@ -123,7 +123,7 @@ class ReduceScatter(_Region):
         self.group, self.axis, self.sizes = group, axis, sizes
         return self._reduce_scatter(x)
 
-    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+    def vjp(self, grad_out: Array, needs: Needs) -> Grads:
         return (self._gather(grad_out),)
 
 
@@ -139,7 +139,7 @@ class AllToAll(Function):
         self.group, self.joined, self.split = group, joined, split
         return _exchange(x, group, joined, split)
 
-    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+    def vjp(self, grad_out: Array, needs: Needs) -> Grads:
         return (_exchange(grad_out, self.group, self.split, self.joined),)
 
 
