@@ -8,6 +8,8 @@ so a graph may be as deep as memory allows.
 *Adjoints* live in a dict of the pass, not on the tensors: nothing to reset, and two backward
 passes on two threads never meet. They are added out of place, because vjps may share arrays
 (the vjp of `a + b` hands the same array to both).
+
+The loop is `Pass.run`, and a node's turn in it `Pass.visit`.
 """
 
 from __future__ import annotations
@@ -22,13 +24,6 @@ from minitrain.autograd.function import Edge, Function, Grads, Needs
 from minitrain.autograd.tensor import Tensor, no_grad
 
 Sink = Callable[[Tensor, Array, bool], None]
-
-
-def backward(root: Tensor, grad_out: Array | None = None, *, sink: Sink | None = None,
-             on_final: Callable[[Tensor], None] | None = None,
-             after_node: Callable[[], None] | None = None) -> None:  # fmt: skip
-    """Run a backward pass from root; see Pass for the arguments."""
-    Pass(root, grad_out, sink=sink, on_final=on_final, after_node=after_node).run()
 
 
 class Pass:
@@ -94,6 +89,13 @@ class Pass:
         self.uses[leaf] -= 1
         if self.uses[leaf] == 0 and self.on_final is not None:
             self.on_final(leaf)
+
+
+def backward(root: Tensor, grad_out: Array | None = None, *, sink: Sink | None = None,
+             on_final: Callable[[Tensor], None] | None = None,
+             after_node: Callable[[], None] | None = None) -> None:  # fmt: skip
+    """Run a backward pass from root; see Pass for the arguments."""
+    Pass(root, grad_out, sink=sink, on_final=on_final, after_node=after_node).run()
 
 
 def accumulate(leaf: Tensor, grad: Array, shared: bool) -> None:
