@@ -1,7 +1,4 @@
-"""A strategy of one's own: norms whose parameters live cut over tp, and are gathered on use.
-
-CONTRIBUTING.md says how a strategy becomes one of ours.
-"""
+"""A strategy of one's own, proved: norms that live cut over tp and are gathered on use."""
 
 import minitrain as mt
 from minitrain.autograd import functional as F
@@ -37,5 +34,6 @@ def shard_norms(model, table, mesh):
             model.replace(path, GatheredNorm(norm, mesh["tp"]))
 
 
-for layout in ("tp2", "tp3", "dp2,tp3"):  # equal: errors of 1e-15, far below the bound of 1e-12
-    print(layout, mt.verify(NANO, layout, strategies=(shard_norms,)).worst)
+for layout in ("tp2", "tp3", "dp2,tp3"):  # all equal: errors near 1e-15, where 1e-12 is allowed
+    report = mt.verify(NANO, layout, strategies=(shard_norms,))
+    print(f"{layout:<8} {'equal' if report.ok else report.first}, error {report.worst.error:.1e}")

@@ -8,6 +8,8 @@ so a graph may be as deep as memory allows.
 *Adjoints* live in a dict of the pass, not on the tensors: nothing to reset, and two backward
 passes on two threads never meet. They are added out of place, because vjps may share arrays
 (the vjp of `a + b` hands the same array to both).
+
+The loop is `Pass.run`, and a node's turn in it `Pass.visit`.
 """
 
 from __future__ import annotations

@@ -177,7 +177,7 @@ class Where(Function):
         xp = namespace(a if hasattr(a, "shape") else b)
         self.condition = xp.array(condition)  # a copy: the caller may fill the array anew
         self.a, self.b = shape_of(a), shape_of(b)
-        return rounded(xp.where(condition, a, b), a, b)
+        return rounded(xp.where(self.condition, a, b), a, b)
 
     def vjp(self, grad_out: Array, needs: Needs) -> Grads:
         xp, zero = namespace(grad_out), namespace(grad_out).zeros((), grad_out.dtype)

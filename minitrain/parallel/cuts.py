@@ -26,6 +26,7 @@ from typing import TypeVar
 from minitrain.cut import cut_sizes
 from minitrain.parallel.placement import Place, Shape
 
+
 @dataclass(frozen=True)
 class Cut:
     """How a part of a module is cut.

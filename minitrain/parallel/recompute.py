@@ -21,7 +21,7 @@ from typing import Any
 from minitrain.array import Array, accumulator
 from minitrain.autograd.deferral import Backward
 from minitrain.autograd.engine import running
-from minitrain.autograd.function import Function
+from minitrain.autograd.function import Function, Grads, Needs
 from minitrain.autograd.tensor import Tensor, enable_grad, no_grad
 from minitrain.nn import Module, current, window
 
@@ -38,7 +38,7 @@ class Recomputation(Function):
         with no_grad():
             return module(Tensor(x), *rest).array
 
-    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+    def vjp(self, grad_out: Array, needs: Needs) -> Grads:
         if self.backward is not None:  # the activations were first; their replay was kept
             self.backward.run_weights()
         else:

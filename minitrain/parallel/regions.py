@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from minitrain.array import Array, namespace
-from minitrain.autograd.function import Function
+from minitrain.autograd.function import Function, Grads, Needs
 from minitrain.autograd.tensor import Tensor
 from minitrain.comm.group import Group
 from minitrain.cut import cut_sizes
@@ -102,7 +102,7 @@ class Gather(_Region):
         self.group, self.axis, self.sizes = group, axis, sizes
         return self._gather(x)
 
-    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+    def vjp(self, grad_out: Array, needs: Needs) -> Grads:
         return (self._own(grad_out),)
 
 
@@ -113,7 +113,7 @@ class Scatter(_Region):
         self.group, self.axis, self.sizes = group, axis, sizes
         return self._own(x)
 
-    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+    def vjp(self, grad_out: Array, needs: Needs) -> Grads:
         return (self._gather(grad_out),)
 
 
@@ -124,7 +124,7 @@ class AllGather(_Region):
         self.group, self.axis, self.sizes = group, axis, sizes
         return self._gather(x)
 
-    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+    def vjp(self, grad_out: Array, needs: Needs) -> Grads:
         return (self._reduce_scatter(grad_out),)
 
 
@@ -135,7 +135,7 @@ class ReduceScatter(_Region):
         self.group, self.axis, self.sizes = group, axis, sizes
         return self._reduce_scatter(x)
 
-    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+    def vjp(self, grad_out: Array, needs: Needs) -> Grads:
         return (self._gather(grad_out),)
 
 
@@ -151,7 +151,7 @@ class AllToAll(Function):
         self.group, self.joined, self.split = group, joined, split
         return _exchange(x, group, joined, split)
 
-    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+    def vjp(self, grad_out: Array, needs: Needs) -> Grads:
         return (_exchange(grad_out, self.group, self.split, self.joined),)
 
 

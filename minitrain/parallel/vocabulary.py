@@ -95,7 +95,9 @@ class VocabularyCrossEntropy(Module):
         labels = np.asarray(labels)
         check_ids(f"labels other than {IGNORE}", labels[labels != IGNORE], self.vocab)
         smoothing, z_loss = self.loss.added()
-        losses = VocabularyLosses.apply(
+        if total is None:
+            total = int((labels != IGNORE).sum())
+        return VocabularyLosses.apply(
             logits,
             group=self.group,
             labels=from_host(labels, namespace(logits.array)),
@@ -104,7 +106,5 @@ class VocabularyCrossEntropy(Module):
             z_loss=z_loss,
             first=self.own.start,
             vocab=self.vocab,
+            divisor=float(total or 1),
         )
-        if total is None:
-            total = int((labels != IGNORE).sum())
-        return losses.sum() / float(total or 1)

@@ -12,6 +12,7 @@ import numpy as np
 
 from minitrain.array import Array, stream
 from minitrain.autograd import functional as F
+from minitrain.autograd.function import Grads, Needs
 from minitrain.autograd.losses import TokenLosses
 from minitrain.autograd.tensor import Tensor
 from minitrain.comm.group import Group
@@ -28,13 +29,11 @@ from minitrain.parallel.table import Entry
 from minitrain.parallel.tensor import RowLinear
 from minitrain.parallel.vocabulary import VocabularyCrossEntropy, VocabularyLosses, VocabularyTable
 
-Grads = tuple[Array | None, ...]
-
 
 def f_not_reduced(vjp: Any) -> Any:
     """f without its backward all-reduce: the forward is right, gradients are partial sums."""
 
-    def planted(region: Copy, grad_out: Array, needs: tuple[bool, ...]) -> Grads:
+    def planted(region: Copy, grad_out: Array, needs: Needs) -> Grads:
         return (grad_out,)
 
     return planted
@@ -48,7 +47,7 @@ def g_doubled(reduce: Any) -> Any:
 def sp_gradient_sliced(vjp: Any) -> Any:
     """What was gathered gets its own part of the gradient, not the sum of the ranks' parts."""
 
-    def planted(region: AllGather, grad_out: Array, needs: tuple[bool, ...]) -> Grads:
+    def planted(region: AllGather, grad_out: Array, needs: Needs) -> Grads:
         return (region._own(grad_out),)
 
     return planted
@@ -131,9 +130,9 @@ def logits_gathered(forward: Any) -> Any:
 def label_rank_only(vjp: Any) -> Any:
     """Only the rank that has a token's label gets a gradient for it: ms-swift #9947."""
 
-    def planted(losses: VocabularyLosses, grad_out: Array, needs: tuple[bool, ...]) -> Grads:
+    def planted(losses: VocabularyLosses, grad_out: Array, needs: Needs) -> Grads:
         (grad,) = TokenLosses.vjp(losses, grad_out, needs)
-        return (grad * losses.here.reshape(*grad_out.shape, 1),)
+        return (grad * losses.here.reshape(*losses.shape[:-1], 1),)
 
     return planted
 
