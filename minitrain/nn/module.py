@@ -113,12 +113,12 @@ class Module:
     def parameters(self) -> dict[str, Parameter]:
         """All parameters by global name (before they have one: by path), in the order of the tree;
         a shared one where it comes first."""
-        found: dict[str, Parameter] = {}
+        found: dict[Parameter, str] = {}
         for path, module in self.modules():
             for name, child in module.children():
                 if isinstance(child, Parameter):
-                    found.setdefault(child.name or f"{path}.{name}".lstrip("."), child)
-        return found
+                    found.setdefault(child, child.name or f"{path}.{name}".lstrip("."))
+        return {name: parameter for parameter, name in found.items()}
 
     def name_tree(self) -> None:
         """Tell every module its path, and every parameter without a name its own."""

@@ -19,7 +19,6 @@ BOUND = 1e-12
 # practice (the key part of a fused bias: a constant added to all scores of a row changes nothing).
 NOISE = 1e-12
 
-
 # From a name and a whole reference tensor to the part that a rank must hold; None if nothing.
 Part = Callable[[str, Array], Array | None]
 

@@ -65,15 +65,7 @@ def parallelize(
         LayoutError: a layout that does not fit the model, or needs a strategy that isn't there
             yet; a module that is in no table of cuts, on a layout that would cut it.
     """
-    if isinstance(model, (GPTConfig, LlamaConfig)):
-        check_layout(mesh.layout, model, micro_batches=micro_batches)
-        table = placements(model, mesh.layout)
-        model = declare(model, own_links(model.layers, mesh.layout, mesh.coordinates["pp"]))
-    else:
-        check_layout(mesh.layout, model.config, micro_batches=micro_batches)
-        if mesh.layout.tp > 1:
-            check_declared(model)
-        table = table_of(modules_of(model), model.config.layers, mesh.layout)
+    model, table = _declared(model, mesh, micro_batches)
     parameters: dict[str, Parameter] = model.parameters()  # before modules are replaced
     for strategy in (_cut, *strategies):
         strategy(model, table, mesh)
@@ -89,6 +81,19 @@ def parallelize(
             if block is not None:
                 model.replace(f"blocks.{i}", RecomputedBlock(block))
     return ParallelModel(model, mesh, table, reducer, micro_batches=micro_batches, seed=seed)
+
+
+def _declared(model: Any, mesh: Mesh, micro_batches: int) -> tuple[Any, Placements]:
+    """The declared model, of which nothing has been changed, and where its parameters go."""
+    layout = mesh.layout
+    if isinstance(model, (GPTConfig, LlamaConfig)):
+        check_layout(layout, model, micro_batches=micro_batches)
+        links = own_links(model.layers, layout, mesh.coordinates["pp"])
+        return declare(model, links), placements(model, layout)
+    check_layout(layout, model.config, micro_batches=micro_batches)
+    if layout.tp > 1:
+        check_declared(model)
+    return model, table_of(modules_of(model), model.config.layers, layout)
 
 
 def _flattened(parameters: dict[str, Parameter], table: Placements, mesh: Mesh, bucket: int,

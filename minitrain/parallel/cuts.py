@@ -87,8 +87,6 @@ POSITIONWISE = {"LayerNorm", "RMSNorm", "Dropout", "Linear", "Block", "LlamaBloc
 WHOLE = {"Table", "AttentionCore", "CrossEntropy", "GPT", "Llama"}
 """Kinds that need what they are given whole: parts of those above, the loss, the model itself."""
 
-_declared: dict[type, str] = {}
-
 
 def kind_of(module: type) -> str | None:
     """The kind of a module class in the tables; None if it is in none.
@@ -103,6 +101,8 @@ def kind_of(module: type) -> str | None:
 
 
 T = TypeVar("T", bound=type)
+
+_declared: dict[type, str] = {}
 
 
 def declared(*cuts: Cut) -> Callable[[T], T]:

@@ -107,7 +107,7 @@ class _Waiting:
         self.heads = own(f"{attention}.out.weight", 0)
         self.kv_heads = self.heads if self.gpt else own(f"{attention}.kv.weight", 2)
         self.hidden = own(f"{block}.mlp.down.weight", 0)
-        self.length, self.tokens = length, batch * length
+        self.length, self.tokens, self.cut = length, batch * length, layout.tp > 1
         self.own = batch * (cut_size(length, at["tp"], layout.tp) if layout.sp else length)
         self.stream = config.width * item  # bytes of a token between the blocks
 
@@ -139,8 +139,8 @@ class _Waiting:
         return self.heads * INDEX if self.dropout else 0
 
     def _embedding(self) -> int:
-        """Which row each token takes, and whether it is this rank's."""
-        return self.tokens * (INDEX + 1) + self._mask()
+        """Of a cut table, which row each token takes, and whether it is this rank's."""
+        return (self.tokens * (INDEX + 1) if self.cut else 0) + self._mask()
 
     def _rotary_tables(self) -> int:
         """Sine and cosine for half the features of a head, the same ones in every layer."""
@@ -150,9 +150,8 @@ class _Waiting:
         return self._norm() + self.tokens * self.stream
 
     def _loss(self) -> int:
-        """Logits; of a token its label, two flags and its log-sum-exp; and the sum of losses."""
-        logits = self.tokens * self.vocab * self.item
-        return logits + self.tokens * (INDEX + 2 + self.wide) + self.wide
+        """Logits; of a token its label, two flags and its log-sum-exp."""
+        return self.tokens * (self.vocab * self.item + INDEX + 2 + self.wide)
 
 
 def korthikanti(config: Config, t: int, *, batch: int, length: int, sp: bool,

@@ -22,7 +22,7 @@ from minitrain.comm import run_ranks
 from minitrain.comm.group import Group
 from minitrain.layout import Layout, LayoutError
 from minitrain.nn import GPTConfig, LlamaConfig, Window, window
-from minitrain.nn.config import Config, to_values
+from minitrain.nn.config import Config
 from minitrain.nn.families import declare
 from minitrain.optim import AdamW
 from minitrain.parallel import Mesh, ParallelModel, parallelize
@@ -182,17 +182,17 @@ def test_the_figures_beside_those_of_korthikanti() -> None:
         for sp, bracket in ((False, 10 + 24 / t), (True, 4 + 30 / t)):
             layers = [
                 held(m, Layout(tp=t, sp=sp), batch=2, length=32, dtype="float16").activations
-                for m in (model, both)
+                for m in (config, both)
             ]
             own = 64 // t if sp else 64
             numbers = 2 * own * 4 + 64 * (4 // t) * 4 + (4 // t) * 8  # statistics; dropped heads
             assert layers[1] - layers[0] == bracket * sbh + numbers
-            theirs = korthikanti(model, t, batch=2, length=32, sp=sp, recompute="selective")
+            theirs = korthikanti(config, t, batch=2, length=32, sp=sp, recompute="selective")
             assert theirs == sbh * (34 / t if sp else bracket)
-            weights = korthikanti(model, t, batch=2, length=32, sp=sp) - theirs
+            weights = korthikanti(config, t, batch=2, length=32, sp=sp) - theirs
             assert weights == 5 * 4 * 32**2 * 2 / t
-    assert korthikanti(model, 2, batch=2, length=32, sp=False, recompute="full") == 2 * sbh
-    assert korthikanti(model, 2, batch=2, length=32, sp=True, recompute="full") == sbh
+    assert korthikanti(config, 2, batch=2, length=32, sp=False, recompute="full") == 2 * sbh
+    assert korthikanti(config, 2, batch=2, length=32, sp=True, recompute="full") == sbh
 
 
 def test_axes_that_no_run_has_confirmed_are_refused() -> None:
