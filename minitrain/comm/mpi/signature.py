@@ -8,9 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 from minitrain.array import digest
-from minitrain.comm import report
 from minitrain.comm.errors import MismatchError
-from minitrain.comm.operation import Peers, Steps, call_site
+from minitrain.comm.operation import Peers, Steps, call_site, mismatch
 
 _LENGTH = 512
 """Bytes in which a call and its place are told; a longer text is cut, so its digest goes first."""
@@ -36,5 +35,5 @@ def checked(peers: Peers, steps: Steps) -> Steps:
         if other != mark:
             there = where[0] if where else "a place too long to tell"
             calls = (peers.rank, call, site), (rank, theirs, there)
-            raise MismatchError(report.mismatch(peers.group, *calls))
+            raise MismatchError(mismatch(peers.group, *calls))
     return (yield from steps)
