@@ -196,13 +196,12 @@ class Operation:
         if not self.done:
             transport, start = self._transport, perf_counter()
             active = transport.active
-            if self not in active:
+            if self not in active and not self.advance():
                 active.append(self)
             while not self.done:
+                transport.wait([operation.pending for operation in active])
                 for operation in tuple(active):
                     operation.advance()
-                if not self.done:
-                    transport.wait([operation.pending for operation in active])
             if transport.outbox:
                 transport.push()
             transport.seconds += perf_counter() - start
