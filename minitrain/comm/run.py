@@ -55,8 +55,7 @@ def run_ranks(
         _run(world, threads)
     if world.failure is not None:
         raise world.failure
-    left = world.leftovers()
-    if left is not None:
+    if left := world.leftovers():
         raise CommError(left)
     return results
 
@@ -71,7 +70,8 @@ def _be(
         try:
             results[rank] = fn(Group(transport, tuple(range(world.size))), *args)
         except BaseException as failure:
-            _note_rank(failure, rank)
+            if not isinstance(failure, RankFailedError):
+                failure.add_note(f"raised by rank {rank}")
             world.fail(failure)
         finally:
             world.leave()
@@ -90,9 +90,3 @@ def _run(world: World, threads: list[threading.Thread]) -> None:
     except BaseException as interrupt:
         world.fail(interrupt)
     world.ended.wait(GRACE)
-
-
-def _note_rank(failure: BaseException, rank: int) -> None:
-    """Let the traceback say which rank it is from."""
-    if not isinstance(failure, RankFailedError):
-        failure.add_note(f"raised by rank {rank}")
