@@ -15,9 +15,15 @@ from minitrain.planner.architecture import Architecture
 from minitrain.planner.clusters import Device
 from minitrain.planner.products import batched, moved, product
 
-# Share of the peak that attention in one kernel reaches (Dao 2023, 2307.08691: 50 to 73 % on A100,
-# 335 TFLOPs on H100), the half that a causal mask skips not counted.
-FLASH = {"V100": 0.4, "A100": 0.6, "H100": 0.34, "H800": 0.34, "H200": 0.34}
+# Share of the peak that attention in one kernel reaches, by the kernels' generation; the half that
+# a causal mask skips is not counted as work. Dao 2023 (2307.08691): the first 25 to 40 % on A100,
+# the second 50 to 73 % on A100, 335 TFLOPs on H100 and twice the first; Shah et al. 2024
+# (2407.08608): the third up to 75 % on H100, cuDNN's as much.
+FLASH = {
+    1: {"A100": 0.325, "H100": 0.17},
+    2: {"A100": 0.6, "H100": 0.34},
+    3: {"A100": 0.6, "H100": 0.6},
+}
 
 
 @dataclass(frozen=True)
@@ -28,9 +34,11 @@ class Training:
         batch: sequences of a step; a micro-batch has `micro_batch` of them on each data rank.
         length: tokens of a sequence.
         recompute: "none", "selective" or "full".
-        flash: attention's weights never reach the memory.
-        overlap: gradients are reduced, and weights gathered, while the backward goes on, and tensor
-            parallelism's collectives while the products go on.
+        flash: the generation of a kernel that keeps attention's weights out of the memory; 0 is
+            attention by plain products.
+        overlap: gradients are reduced, weights gathered and tokens sent to experts while layers are
+            computed.
+        overlap_tensor: tensor parallelism's collectives go on during the products beside them.
         gradient_bytes: of a gradient that is sent.
         precision: of the linears, "half" or "float8".
     """
@@ -41,22 +49,23 @@ class Training:
     micro_batch: int
     length: int
     recompute: str = "full"
-    flash: bool = False
+    flash: int = 0
     overlap: bool = False
+    overlap_tensor: bool = False
     gradient_bytes: int = 2
     precision: str = "half"
 
     @property
     def micro_batches(self) -> int:
         """Of a step, on each data rank."""
-        count = self.batch / (self.layout.data_ranks * self.micro_batch)
+        ranks = self.layout.data_ranks
+        count = round(self.batch / (ranks * self.micro_batch))
         if count < 1:
             raise UserError(
-                f"a batch of {self.batch} is less than one micro-batch of {self.micro_batch} on "
-                f"each of {self.layout.data_ranks} data ranks; use a batch of at least "
-                f"{self.layout.data_ranks * self.micro_batch}"
+                f"a batch of {self.batch} is less than a micro-batch of {self.micro_batch} on each "
+                f"of {ranks} data ranks; use a batch of at least {ranks * self.micro_batch}"
             )
-        return round(count)
+        return count
 
     @property
     def tokens(self) -> int:
@@ -105,9 +114,11 @@ def _sizes(training: Training) -> list[tuple[int, int]]:
 
 def _linear(training: Training, device: Device, n: int, k: int) -> Passes:
     m, dtype = training.tokens, training.precision
+    # To float8, and transposed for the backward: two bytes are read and two written.
+    narrow = 4 if dtype == "float8" else 0
     return Passes(
-        product(device, m, n, k, dtype),
-        product(device, m, k, n, dtype),
+        product(device, m, n, k, dtype) + moved(device, narrow * k * (m + n)),
+        product(device, m, k, n, dtype) + moved(device, narrow * m * n),
         product(device, k, n, m, dtype),
     )
 
@@ -118,7 +129,8 @@ def attention(training: Training, device: Device) -> Passes:
     d, own = model.head_width, s // training.layout.cp
     heads = training.micro_batch * model.heads / training.layout.tp
     if training.flash:
-        share = FLASH.get(device.name.split("-")[0], FLASH["A100"])
+        older = device.name.startswith(("A100", "V100"))
+        share = FLASH[training.flash]["A100" if older else "H100"]
         once = 2 * heads * s * own * d / (share * device.flops["half"])
         return Passes(once, 2.5 * once, 0.0)  # five products where the forward has two
     weights = 2 * heads * s * own  # bytes

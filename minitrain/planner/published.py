@@ -16,6 +16,7 @@ from minitrain.planner.clusters import CLUSTERS, Cluster, cluster
 from minitrain.planner.layer_time import Training
 from minitrain.planner.models import preset, table
 from minitrain.planner.step_time import StepTime, step_time
+from minitrain.planner.tuning import tuned
 
 FITTED = ("sc21_t1", "zerobubble_t4")  # the only sets that constants were fitted to
 GPT2_VOCAB = 50304  # assumed where a table prints none: GPT-2's, padded to 128
@@ -108,11 +109,16 @@ class Run:
             zero=zero if zero and dp > 1 else None,
             pp=pp,
             tp=int(self["tp"] or 1),
+            sp=self["sp"] == "1",
             cp=int(self["cp"] or 1),
             ep=int(self["ep"] or 1),
             schedule=schedule if pp > 1 else None,
             chunks=chunks if pp > 1 else 1,
         )
+
+    def open_questions(self) -> dict[str, bool]:
+        """Which of the sizes that a user tunes were not published."""
+        return {"micro_batch": not self["micro_batch"], "chunks": not self["chunks"]}
 
     def training(self) -> Training | None:
         """All that its step time depends on; None where the table does not say enough."""
@@ -126,8 +132,9 @@ class Run:
             int(self["micro_batch"] or 1),
             int(self["length"]),
             recompute=self["recompute"] or "none",
-            flash=self["flash"] == "1",
-            overlap=self["overlap"] == "1",
+            flash=int(self["flash"] or 0),
+            overlap="data" in self["overlap"],
+            overlap_tensor="tensor" in self["overlap"],
             gradient_bytes=int(self["gradient_bytes"] or 2),
             precision="float8" if self["precision"].startswith("FP8") else "half",
         )
@@ -172,9 +179,11 @@ def predict(run: Run) -> Prediction:
         return Prediction(run, seconds, None, "it ran out of memory")
     if machine is None:
         return Prediction(run, seconds, None, f"no figures for {run['gpu']}")
+    if run["precision"] == "unknown":
+        return Prediction(run, seconds, None, "its precision is not published")
     if training is None:
         return Prediction(run, seconds, None, "shape, layout or batch is not published")
-    time = step_time(training, machine)
+    time = step_time(tuned(training, machine, **run.open_questions()), machine)
     return Prediction(run, seconds, time, "" if seconds else "no step time is published")
 
 

@@ -8,7 +8,6 @@ EXCHANGE are fitted to two published sets, Table 1 of SC21 (2104.04473) and Tabl
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from functools import partial
 
 from minitrain.cut import cut_sizes
 from minitrain.planner.clusters import Cluster
@@ -113,6 +112,10 @@ def bubble(schedule: str, chunks: int, stages: list[Passes]) -> float:
     others = [stage for stage in stages if stage is not slowest]
     if schedule == "zb-h1":
         return sum(max(0.0, s.forward + s.inputs - s.weights) for s in others)
+    if schedule.startswith("dualpipe"):
+        # Two directions: half the stages, and (F&B + B - 3W) for each, a forward hides a backward.
+        both = sum(max(0.0, 2 * s.inputs - 2 * s.weights + s.forward) for s in others)
+        return both / 2
     if schedule in ("zb-h2", "zb-v"):
         return sum(max(0.0, s.forward + s.inputs - 2 * s.weights) for s in others)
     return sum(stage.total for stage in others) / chunks
@@ -156,7 +159,7 @@ def _tensor(training: Training, cluster: Cluster) -> float:
     count = 6 if training.recompute == "full" else 4
     seconds = count * ring(cluster, layout.tp, layout.tp).all_reduce(size)
     # Cut into as many pieces as ranks, all but one piece go while another is multiplied.
-    return seconds / layout.tp if training.overlap else seconds
+    return seconds / layout.tp if training.overlap_tensor else seconds
 
 
 def _context(training: Training, cluster: Cluster) -> float:
@@ -176,7 +179,9 @@ def _expert(training: Training, cluster: Cluster) -> float:
     group: Ring = ring(cluster, layout.ep, max(1, cluster.node // layout.tp))
     size = 2.0 * training.tokens * model.active * model.width / layout.tp
     count = 6 if training.recompute == "full" else 4
-    return count * (group.start + (layout.ep - 1) / layout.ep * size / group.bandwidth)
+    seconds = count * (group.start + (layout.ep - 1) / layout.ep * size / group.bandwidth)
+    hidden = layer(training, cluster.device).total if training.overlap else 0.0
+    return max(0.0, seconds - hidden)
 
 
 def _exchange(training: Training, cluster: Cluster) -> float:
@@ -191,7 +196,7 @@ def _exchange(training: Training, cluster: Cluster) -> float:
     return EXCHANGE + sent + ring(cluster, layout.tp, layout.tp).half(size)
 
 
-def _held(training: Training) -> float:
+def held_parameters(training: Training) -> float:
     """Parameters of the fullest stage on a rank before ZeRO cuts them."""
     model, layout = training.model, training.layout
     table = model.vocab * model.width
@@ -203,7 +208,7 @@ def _held(training: Training) -> float:
 def _data(training: Training, cluster: Cluster, busy: float) -> float:
     """Gradients summed over the data ranks, once a step; ZeRO 3 gathers weights a micro-batch."""
     layout = training.layout
-    held, ranks = _held(training), layout.data_ranks * layout.cp
+    held, ranks = held_parameters(training), layout.data_ranks * layout.cp
     group = ring(cluster, ranks, max(1, cluster.node // layout.tp))
     if layout.zero == 3 and layout.shard > 1:
         return _gathered(training, held, group, busy)
@@ -218,18 +223,19 @@ def _data(training: Training, cluster: Cluster, busy: float) -> float:
 
 
 def _gathered(training: Training, held: float, group: Ring, busy: float) -> float:
-    """What is left of ZeRO 3's traffic when the next layer's weights come while one is computed."""
-    layers = training.model.layers
-    again = training.micro_batches * 2
-    gather = partial(group.half, 2 * held / layers)
-    one = again * gather() + training.micro_batches * group.half(
-        training.gradient_bytes * held / layers
-    )
-    total = layers * one
-    return max(total - training.micro_batches * busy, one)
+    """ZeRO 3: weights gathered in forward and backward, gradients scattered, each micro-batch.
+
+    With overlap a layer's weights come as one message while another layer is computed; without, the
+    computation waits for each tensor.
+    """
+    layers, m = training.model.layers, training.micro_batches
+    messages = layers if training.overlap else layers * (12 if training.model.biased else 9)
+    weights, gradients = 2 * held / messages, training.gradient_bytes * held / messages
+    one = m * (2 * group.half(weights) + group.half(gradients))
+    return max(messages * one - m * busy, one) if training.overlap else messages * one
 
 
 def _optimizer(training: Training, cluster: Cluster) -> float:
-    held = _held(training)
+    held = held_parameters(training)
     own = held / (training.layout.shard if training.layout.shard > 1 else 1)
     return moved(cluster.device, STEPPED * own + ZEROED * held)
