@@ -2,8 +2,8 @@
 
 An all-reduce of S bytes over the n devices of a node takes α + 2(n-1)/n·S/β: α starts the kernel
 and passes 2(n-1) hops, β is the bus bandwidth. The table has NCCL's times for 1 MiB to 1 GiB on 2,
-4 and 8 A100 and 8 V100 (vTrain's repository, MIT licence); the fit is within 4 % (A100) and 7 % (V100) on average. The
-other collectives are one half of an all-reduce.
+4 and 8 A100 and 8 V100 (vTrain's repository, MIT licence); the fit is within 4 % (A100) and 7 %
+(V100) of it on average. An all-gather or a reduce-scatter is one half of an all-reduce.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def measured(gpu: str) -> tuple[float, float, dict[int, float]]:
     for devices in sorted({n for n, _, _ in _rows(gpu)}):
         rows = [(size, time) for n, size, time in _rows(gpu) if n == devices]
         fits[devices] = _line([(2 * (devices - 1) / devices * size, time) for size, time in rows])
-    alphas = [(2 * (n - 1), alpha) for n, (alpha, _) in fits.items()]
-    start, hop = _slope(alphas) if len(alphas) > 1 else _split(alphas[0])
+    alphas = [(2.0 * (n - 1), alpha) for n, (alpha, _) in fits.items()]
+    start, hop = _line(alphas) if len(alphas) > 1 else _split(alphas[0])
     return start, hop, {n: 1 / slope for n, (_, slope) in fits.items()}
 
 
@@ -117,11 +117,7 @@ def _line(points: list[tuple[float, float]]) -> tuple[float, float]:
     return (wy - slope * wx) / w, slope
 
 
-def _slope(points: list[tuple[int, float]]) -> tuple[float, float]:
-    return _line([(float(x), y) for x, y in points])
-
-
-def _split(point: tuple[int, float]) -> tuple[float, float]:
+def _split(point: tuple[float, float]) -> tuple[float, float]:
     """One measured size tells no start from hops: A100's start, the rest is hops."""
     hops, alpha = point
     start = min(measured("A100")[0], alpha / 2)

@@ -152,9 +152,7 @@ def _stream(training: Training, device: Device) -> Passes:
     # Backward: norms 6, sums with dropout 11; heads 8, GELU three to two; biases are read again.
     inputs = 17 * whole + (8 + 1.5 * wide) * row / tp
     biases = (whole + (3 + model.hidden / model.width) * row / tp) if model.biased else 0.0
-    return Passes(
-        moved(device, forward, 10), moved(device, inputs, 12), moved(device, biases, 4)
-    )
+    return Passes(moved(device, forward, 10), moved(device, inputs, 12), moved(device, biases, 4))
 
 
 def head(training: Training, device: Device) -> Passes:

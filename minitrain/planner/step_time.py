@@ -46,7 +46,7 @@ class StepTime:
     @property
     def seconds(self) -> float:
         """The whole step."""
-        return sum(asdict(self).values())
+        return float(sum(asdict(self).values()))
 
     @property
     def exposed(self) -> float:
@@ -108,8 +108,8 @@ def bubble(schedule: str, chunks: int, stages: list[Passes]) -> float:
     ZB-H1 puts weight gradients into the gap, (p-1)(F+B-W), ZB-H2 twice, where B is the gradient of
     inputs alone; what is longer than the gap fills it.
     """
-    slowest = max(stages, key=sum)
-    others = [stage for stage in stages if stage is not slowest]
+    slowest = max(range(len(stages)), key=lambda i: stages[i].total)
+    others = [stage for i, stage in enumerate(stages) if i != slowest]
     if schedule == "zb-h1":
         return sum(max(0.0, s.forward + s.inputs - s.weights) for s in others)
     if schedule.startswith("dualpipe"):
@@ -217,9 +217,11 @@ def _data(training: Training, cluster: Cluster, busy: float) -> float:
         seconds = group.half(size) + group.half(2 * held)
     else:
         seconds = group.all_reduce(size)
-    return max(seconds - busy * 2 / 3, seconds / training.model.layers) if (
-        training.overlap
-    ) else seconds
+    return (
+        max(seconds - busy * 2 / 3, seconds / training.model.layers)
+        if (training.overlap)
+        else seconds
+    )
 
 
 def _gathered(training: Training, held: float, group: Ring, busy: float) -> float:

@@ -14,9 +14,7 @@ MICRO_BATCHES = (1, 2, 4, 8, 16)
 USABLE = 0.9  # of a device's memory; the rest is the libraries' and buffers
 
 
-def tuned(
-    training: Training, cluster: Cluster, *, micro_batch: bool, chunks: bool
-) -> Training:
+def tuned(training: Training, cluster: Cluster, *, micro_batch: bool, chunks: bool) -> Training:
     """The fastest choice of what is free, among those that fit the memory if any does."""
     found = list(_choices(training, micro_batch=micro_batch, chunks=chunks))
     fitting = [one for one in found if held_bytes(one) <= USABLE * cluster.device.memory]
@@ -26,7 +24,8 @@ def tuned(
 def held_bytes(training: Training) -> float:
     """Bytes on the fullest rank: fp16 weights and gradients, float32 states, activations.
 
-    Activations by Korthikanti et al.'s formulas, of all micro-batches in flight on the first stage.
+    Activations by Korthikanti et al.'s formulas, of all micro-batches in flight on the first stage,
+    and those of the layer that is computed again.
     """
     layout, model = training.layout, training.model
     held = held_parameters(training)
@@ -40,7 +39,9 @@ def held_bytes(training: Training) -> float:
     flight = min(layout.pp, training.micro_batches) / layout.pp
     if layout.chunks > 1:
         flight *= 1 + (layout.pp - 1) / (layout.pp * layout.chunks)
-    return states + layer * model.layers * flight
+    use = activation_bytes(own, training.micro_batch, layout.tp, sp=layout.sp)
+    again = use if training.recompute == "full" and not training.flash else 0.0
+    return states + layer * model.layers * flight + again
 
 
 def _choices(training: Training, *, micro_batch: bool, chunks: bool) -> Iterator[Training]:
