@@ -2,7 +2,8 @@
 
 The constants are few, each with a physical meaning. PRODUCT, MEMORY, KERNEL (products.py) and
 EXCHANGE are fitted to two published sets, Table 1 of SC21 (2104.04473) and Table 4 of Zero Bubble
-(2401.10241); all others are vendors' or separately published figures.
+(2401.10241), before any other set was computed; all others are vendors' or separately published
+figures.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def step_time(training: Training, cluster: Cluster) -> StepTime:
     busy = [_times(one, count) for count in blocks]
     busy[-1] = _plus(busy[-1], top)
     slowest = max(busy, key=sum)
-    per_layer = [f(training, cluster) for f in (_tensor, _context, _expert)]
+    per_layer = [f(training, cluster) for f in (tensor_seconds, _context, _expert)]
     tensor, context, expert = (m * max(blocks) * seconds for seconds in per_layer)
     meet = _exchange(training, cluster) if layout.pp > 1 else 0.0
     messages = _times(Passes(1.0, 1.0, 0.0), (sum(per_layer) * max(blocks)) / 2 + meet)
@@ -152,7 +153,7 @@ def _plus(a: Passes, b: Passes) -> Passes:
     return Passes(*(x + y for x, y in zip(a, b, strict=True)))
 
 
-def _tensor(training: Training, cluster: Cluster) -> float:
+def tensor_seconds(training: Training, cluster: Cluster) -> float:
     """A layer's all-reduces, two a pass; sequence parallelism sends as much in two halves."""
     layout = training.layout
     size = 2.0 * training.tokens * training.model.width
@@ -217,11 +218,10 @@ def _data(training: Training, cluster: Cluster, busy: float) -> float:
         seconds = group.half(size) + group.half(2 * held)
     else:
         seconds = group.all_reduce(size)
-    return (
-        max(seconds - busy * 2 / 3, seconds / training.model.layers)
-        if (training.overlap)
-        else seconds
-    )
+    if not training.overlap:
+        return seconds
+    # The last micro-batch's backward, two thirds of it, hides all but the last layer's gradient.
+    return max(seconds - busy * 2 / 3, seconds / training.model.layers)
 
 
 def _gathered(training: Training, held: float, group: Ring, busy: float) -> float:

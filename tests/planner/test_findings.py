@@ -12,7 +12,7 @@ from minitrain.planner.architecture import Architecture
 from minitrain.planner.clusters import cluster
 from minitrain.planner.layer_time import Passes, Training, attention, layer
 from minitrain.planner.models import shape_of
-from minitrain.planner.step_time import StepTime, _tensor, bubble, hfu, mfu, step_time
+from minitrain.planner.step_time import StepTime, bubble, hfu, mfu, step_time, tensor_seconds
 from minitrain.planner.tuning import held_bytes, tuned
 
 SELENE = cluster("A100-80")
@@ -101,7 +101,7 @@ def test_korthikanti_table_4_a_layer_of_22b() -> None:
 
     def times(**more: object) -> tuple[float, float]:
         now = replace(one, **more)  # type: ignore[arg-type]
-        passes, sent = layer(now, SELENE.device), _tensor(now, SELENE)
+        passes, sent = layer(now, SELENE.device), tensor_seconds(now, SELENE)
         return 1e3 * (passes.forward + sent / 2), 1e3 * (passes.inputs + passes.weights + sent / 2)
 
     base, parallel = times(), times(layout=Layout(tp=8, sp=True))
