@@ -5,13 +5,14 @@ says whether someone has read the source. Runs that say too little to be compute
 no shape) are listed with the reason.
 
 How far the held-out sets are held out: their tables had been read when the model was designed, but
-constants were frozen before any of them was computed, and never fitted again. At that first look the mean errors were megatron2020 5.5 %, mbridge_h100 12.0,
-mcore_h100 13.7, bigscience_a100 14.8, mosaic_fsdp 15.8, glm130b 18.4, mtnlg 20.3, sc21_t2 27.8,
-bigruns 127. After it, what sources say of a run was added where the look showed it missing: which
-generation of attention kernels it had (columns `flash`), what overlaps (`overlap`), sequence
-parallelism, the passes to float8, ZeRO 3 tensor by tensor where nothing overlaps; and a size that
-is not published is the fastest that fits. These choices were made knowing the errors, so sets that
-they changed (all but megatron2020, bigscience_a100, glm130b and mtnlg) say less about new runs.
+constants were frozen before any of them was computed, and never fitted again. At that first look
+the mean errors were megatron2020 5.5 %, mbridge_h100 12.0, mcore_h100 13.7, bigscience_a100 14.8,
+mosaic_fsdp 15.8, glm130b 18.4, mtnlg 20.3, sc21_t2 27.8, bigruns 127. After it, what sources say of
+a run was added where the look showed it missing: which generation of attention kernels it had
+(columns `flash`), what overlaps (`overlap`), sequence parallelism, the passes to float8, ZeRO 3
+tensor by tensor where nothing overlaps; and a size that is not published is the fastest that fits.
+These choices were made knowing the errors, so sets that they changed (all but megatron2020,
+bigscience_a100, glm130b and mtnlg) say less about new runs.
 """
 
 from __future__ import annotations
