@@ -20,7 +20,7 @@ class Twice(Module):
 def test_what_is_put_in_place_of_another_module_is_named_after_its_place() -> None:
     model = GPT(CONFIG)
     model.replace("blocks.1.mlp", Twice())
-    names = [name for name in model.parameters() if name.startswith("blocks.1.mlp")]
+    names = [name for name in model.parameters() if name.startswith("blocks.1.mlp.")]
     assert names == [
         f"blocks.1.mlp.{part}.{kind}" for part in ("inner", "outer") for kind in ("weight", "bias")
     ]
