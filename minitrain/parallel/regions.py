@@ -48,7 +48,7 @@ class Copy(Function):
         self.group = group
         return x
 
-    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+    def vjp(self, grad_out: Array, needs: Needs) -> Grads:
         return (self.group.all_reduce(grad_out, purpose=PURPOSE),)
 
 
@@ -58,7 +58,7 @@ class Reduce(Function):
     def forward(self, x: Array, *, group: Group) -> Array:
         return group.all_reduce(x, purpose=PURPOSE)
 
-    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+    def vjp(self, grad_out: Array, needs: Needs) -> Grads:
         return (grad_out,)
 
 
