@@ -17,7 +17,7 @@ from minitrain.comm.group import Group
 from minitrain.comm.ledger import Ledger
 from minitrain.comm.transport import PURPOSES
 from minitrain.nn.config import Config
-from minitrain.train.disk import WriteError, replace_text
+from minitrain.train.disk import WriteError, advice, replace_text
 
 
 class MetricsFile:
@@ -62,8 +62,8 @@ def _writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise WriteError(
-            f"cannot write {path}: {error.strerror}; free some space and go on from the last "
-            "checkpoint with --resume"
+            f"cannot write {path}: {error.strerror}; {advice(error)} and go on from the "
+            "last checkpoint with --resume"
         ) from error
 
 

@@ -73,7 +73,12 @@ def resumed(
             f"{folder.path} has done {done} of its {config.run.steps} steps; give --steps above "
             f"{done} to go on"
         )
-    return config, start, [_note(key, old[key], new[key]) for key in changed]
+    notes = [_note(key, old[key], new[key]) for key in changed]
+    notes += [
+        f"{path} is left of a save that was cut off; it is replaced when the run saves that step"
+        for path in files.leftovers(folder.checkpoints)
+    ]
+    return config, start, notes
 
 
 def check_same(start: Path, corpus: Corpus, layout: Layout) -> list[str]:

@@ -233,3 +233,10 @@ def test_another_text_is_refused_and_another_layout_is_told(tmp_path: Path) -> N
 def test_a_stored_configuration_reads_back(tmp_path: Path) -> None:
     folder = stored(tmp_path, clip="none", seed=7)
     assert resolve(file=folder.config) == config(clip="none", seed=7)
+
+
+def test_what_a_cut_off_save_left_is_told(tmp_path: Path) -> None:
+    folder = stored(tmp_path)
+    (folder.checkpoints / ".step-000020.part").mkdir()
+    [note] = resumed(folder, [], {})[2]
+    assert ".step-000020.part is left of a save that was cut off; it is replaced when" in note
