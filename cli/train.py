@@ -137,17 +137,20 @@ def _rank(group: Group, run: Run) -> Outcome:
 
     done = step_of(run.start) if run.start else 0
     unit = "byte" if run.corpus.tokenizer.spec == "byte" else "token"
-    with RunProgress(run.config.run.steps, done, unit) as progress:
-        for line in (*_introduction(run), *Mesh(group, run.layout).advice()):
-            progress.say(line)
+
+    def introduction(folder: Path) -> Iterator[str]:
+        yield from _introduction(run, folder)
+        yield from Mesh(group, run.layout).advice()
+
+    with RunProgress(run.config.run.steps, done, unit, introduction) as progress:
         return train_run(group, run, progress)
 
 
-def _introduction(run: Run) -> Iterator[str]:
+def _introduction(run: Run, folder: Path) -> Iterator[str]:
     """What a run is about to do, and what its loss will have to be compared with."""
     from minitrain.train.data.baselines import baselines
 
-    yield f"run {run.folder.path}, layout {run.layout}" + (
+    yield f"run {folder}, layout {run.layout}" + (
         f", going on from {run.start.name}" if run.start else ""
     )
     yield from run.notes
@@ -178,19 +181,20 @@ def _report(run: Run, outcome: Outcome, as_json: bool) -> None:
     """The results, on stdout."""
     from minitrain.train.checkpoint import files
     from minitrain.train.data.tokenizer import show
+    from minitrain.train.folder import RunFolder
     from minitrain.train.generate import Sampling
     from minitrain.train.sample import sample
 
-    at = run.folder.path
+    at = Path(outcome.run_dir)
     if outcome.stopped:  # in a hurry
         tell(f"{at}: stopped after {outcome.steps} of {run.config.run.steps} steps")
         tell(f"go on with: minitrain train --resume --run-dir {shlex.quote(str(at))}")
     else:
-        path = files.newest(run.folder.checkpoints)
+        path = files.newest(RunFolder(at).checkpoints)
         assert path is not None
         tell(show(sample(path, 200, Sampling(), xp=run.xp).text, sys.stdout.encoding))
         bits, nats = outcome.val_bits_per_byte, outcome.val_loss
         held_out = f"{nats:.3f} nats/token" if bits is None else f"{bits:.3f} bits/byte"
         tell(f"{at}: {outcome.steps} steps, held out {held_out}")
     if as_json:
-        tell(json.dumps({"run_dir": str(at), **asdict(outcome)}))
+        tell(json.dumps(asdict(outcome)))

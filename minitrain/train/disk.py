@@ -70,6 +70,22 @@ def listing(folder: Path) -> list[Path]:
         raise UserError(f"{str(folder)!r} cannot be read: {why}; give another folder") from error
 
 
+_STEP = re.compile(r"step-\d{6,}$")
+
+
+def own_kind(folder: Path) -> str | None:
+    """What of ours a folder is: a run, a checkpoint, a folder of such or with such; else None."""
+    names = {path.name for path in listing(folder)}
+    if "manifest.json" in names and any(name.startswith("rank-") for name in names):
+        return "a checkpoint"
+    if any(_STEP.match(name) for name in names):
+        return "a folder of checkpoints"
+    if "config.toml" in names and names & {"metrics.jsonl", "checkpoints"}:
+        return "a run"
+    kept = [path.name for path in listing(folder / "checkpoints")]
+    return "a folder with checkpoints" if any(_STEP.match(name) for name in kept) else None
+
+
 def flush(path: Path) -> None:
     """Have the system write a file or folder to the disk; a folder only where it can be asked to.
 

@@ -37,6 +37,9 @@ class MetricsFile:
         with suppress(OSError):  # what did not reach the disk has raised when it was written
             self._file.close()
 
+    def opened(self, folder: Path) -> None:
+        """The folder is where the records lie."""
+
     def step(self, record: dict[str, Any]) -> None:
         """A step's record."""
         self._write(record)

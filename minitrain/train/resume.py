@@ -16,6 +16,7 @@ from minitrain.train.config.resolve import from_values, resolve, values
 from minitrain.train.config.sections import RunConfig
 from minitrain.train.data.text import Corpus, TextError
 from minitrain.train.data.tokenizer import absolute as absolute_spec
+from minitrain.train.disk import own_kind
 from minitrain.train.folder import FolderError, RunFolder
 
 # How long the run is, how fast it learns, when it writes, what it computes twice and where its text
@@ -47,8 +48,16 @@ def resumed(
         CheckpointError: the checkpoint is broken.
         ConfigError: values that differ from the stored ones and may not, all named.
     """
+    if not os.path.exists(folder.config) and (kind := own_kind(folder.path)):
+        raise FolderError(
+            f"{folder.path} is {kind} and no configuration of a run, such as a converted model: "
+            "`minitrain generate` takes it; train a new model in another --run-dir, without "
+            "--resume"
+        )
     if not os.path.exists(folder.config):
         raise FolderError(f"{folder.path} does not hold a run; start one without --resume")
+    with folder.in_use(shared=True):
+        pass
     start = files.newest(folder.checkpoints)
     if start is None:
         raise FolderError(
