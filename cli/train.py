@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from .arguments import check_here, given
 from .main import fail, say, tell
 from .options import ConfigSources, config_options
 from .ranks import Ranks, rank_options
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--run-dir", metavar="DIR", help="Where the run is kept. [runs/NNNN-PRESET]")
+@click.option(
+    "--run-dir", type=given, metavar="DIR", help="Where the run is kept. [runs/NNNN-PRESET]"
+)
 @click.option("--resume", is_flag=True, help="Go on with the run in --run-dir, or the newest one.")
 @click.option("--json", "as_json", is_flag=True, help="End with the results as one JSON value.")
 @rank_options
@@ -42,6 +45,7 @@ def train(
     Exit status: 0 done, 1 it cannot go on (not finite, a full disk), 2 usage, 3 a fault of
     minitrain; 130 or 143 if it was stopped by a signal.
     """
+    check_here()
     run = _prepare(given, ranks, run_dir, resume)
     ranks.launch()
     outcome = _run(ranks, run)
@@ -78,6 +82,7 @@ def _prepare(given: ConfigSources, ranks: Ranks, run_dir: str | None, resume: bo
     from minitrain.array import keep_memory
     from minitrain.parallel.table import check_layout
     from minitrain.train.build import sizes_of
+    from minitrain.train.checkpoint.manifest import read_manifest
     from minitrain.train.checkpoint.weights import load_tokenizer
     from minitrain.train.config.resolve import notes as config_notes
     from minitrain.train.data.text import Corpus
@@ -86,10 +91,13 @@ def _prepare(given: ConfigSources, ranks: Ranks, run_dir: str | None, resume: bo
 
     keep_memory()
     xp = ranks.array_module()
+    _check_readable_by_all(ranks, given.file)
     config, at, start, notes = _start(given, run_dir, resume)
+    _check_readable_by_all(ranks, config.data.path, config.data.tokenizer)
     # A run that goes on has its tokenizer in the checkpoint, trained or not.
     tokenizer = load_tokenizer(start) if start else config.data.tokenizer
-    corpus = Corpus.load(config.data.path, config.model.context, tokenizer)
+    only = read_manifest(start).sources if start else None
+    corpus = Corpus.load(config.data.path, config.model.context, tokenizer, only)
     check_layout(
         ranks.layout,
         sizes_of(config.model, corpus.tokenizer.vocab),
@@ -100,6 +108,20 @@ def _prepare(given: ConfigSources, ranks: Ranks, run_dir: str | None, resume: bo
         notes += check_same(start, corpus, ranks.layout)
     notes += [*config_notes(config), *corpus.notes]
     return Run(config, ranks.layout, corpus, at, start, tuple(notes), xp)
+
+
+def _check_readable_by_all(ranks: Ranks, *paths: str | None) -> None:
+    """Refuse what only one process can read where each MPI rank reads it: the others would hang."""
+    from minitrain.train.data.reading import TextError, once_only
+
+    if ranks.backend != "mpi":
+        return
+    for path in paths:
+        if path is not None and (kind := once_only(path)):
+            raise TextError(
+                f"{path} is {kind}, which can be read once only, but each MPI rank reads it; keep "
+                "its content in a file and give that, or leave out --backend mpi"
+            )
 
 
 def _start(

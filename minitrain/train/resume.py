@@ -99,11 +99,19 @@ def check_same(start: Path, corpus: Corpus, layout: Layout) -> list[str]:
     manifest = read_manifest(start)
     if manifest.text != corpus.digest:
         raise TextError(
-            f"{corpus.name} is not the text that {start} was trained on: its content has changed; "
+            f"{corpus.name} is not the text that {start} was trained on: "
+            f"{_changes(manifest.sources, corpus)}; "
             "bring that back, or start a new run without --resume"
         )
     changed = manifest.layout != str(layout)
     return [_note("layout", manifest.layout, str(layout))] if changed else []
+
+
+def _changes(sources: Mapping[str, str], corpus: Corpus) -> str:
+    """Which files of a text have changed, where the checkpoint knows them."""
+    names = [name for name, crc in sources.items() if corpus.sources.get(name, crc) != crc]
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"its content has changed{', in ' if names else ''}{', '.join(names[:3])}{more}"
 
 
 def absolute(config: RunConfig) -> RunConfig:

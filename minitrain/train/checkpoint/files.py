@@ -34,6 +34,7 @@ from minitrain.train.checkpoint.manifest import (
     to_text,
 )
 from minitrain.train.disk import WriteError, advice, checksum, flush, listing
+from minitrain.train.download import problem
 
 PARTIAL = re.compile(r"\.step-\d{6,}\.part$")
 
@@ -178,6 +179,8 @@ def check_files(path: Path, manifest: Manifest, names: Iterable[str]) -> None:
         for name in names:
             expected, found = manifest.checksums.get(name), checksum(path / name)
             if expected is not None and found != expected:
+                if wrong := problem(path / name):
+                    raise ValueError(f"{name} {wrong}")
                 raise ValueError(
                     f"{name} is not as it was written (its CRC-32 is {found}, not {expected})"
                 )

@@ -14,13 +14,14 @@ from typing import Any
 from safetensors import SafetensorError
 
 from minitrain.errors import UserError
+from minitrain.train.download import problem
 
 NAME = re.compile(r"step-(\d{6,})$")
 # What a manifest's values must be at least, so that an edited one is refused as it is read.
 _KINDS: dict[str, Any] = {
     **dict.fromkeys(("step", "updates"), int),
     **dict.fromkeys(("layout", "text", "tokenizer"), str),
-    **dict.fromkeys(("model", "config", "arrays", "checksums"), dict),
+    **dict.fromkeys(("model", "config", "arrays", "checksums", "sources"), dict),
     "loss_scale": dict | None,
 }
 
@@ -46,6 +47,7 @@ class Manifest:
             {"file", "slice"} with the slice as [start, stop] for each axis, and, if it is but a
             part of these elements, flattened, "flat": [start, stop].
         loss_scale: state of mixed precision; None without.
+        sources: the text files that it was trained on, see `reading.Text`.
         checksums: of each file beside the manifest, by name; none in what was written before there
             were any. On the disk there is one of the manifest too, without it.
     """
@@ -59,6 +61,7 @@ class Manifest:
     arrays: dict[str, dict[str, Any]]
     text: str = ""
     loss_scale: dict[str, float] | None = None
+    sources: dict[str, str] = field(default_factory=dict)
     checksums: dict[str, str] = field(default_factory=dict)
 
 
@@ -69,7 +72,9 @@ def read_manifest(path: Path) -> Manifest:
         CheckpointError: a manifest that is missing, cut off or edited.
     """
     with reading(path):
-        tree = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
+        if wrong := problem(path / _OWN):
+            raise ValueError(f"{_OWN} {wrong}")
+        tree = json.loads((path / _OWN).read_text(encoding="utf-8"))
         _check_own(tree)
         manifest = Manifest(**tree)
         for name, kind in _KINDS.items():

@@ -45,6 +45,7 @@ def save(
             config=values(config),
             arrays=_entries(stepper),
             loss_scale=None if stepper.loss_scale is None else stepper.loss_scale.state(),
+            sources=dict(corpus.sources),
             checksums=sums,
         )
         path = draft.finish(about, corpus.tokenizer.files)
