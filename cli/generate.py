@@ -10,13 +10,16 @@ from typing import Any
 
 import click
 
+from .arguments import check_here, given
 from .main import tell
 from .ranks import device_option
 
 
 @click.command()
-@click.argument("checkpoint", required=False)
-@click.option("--run-dir", metavar="DIR", help="Take this run's newest checkpoint. [newest run]")
+@click.argument("checkpoint", type=given, required=False)
+@click.option(
+    "--run-dir", type=given, metavar="DIR", help="Take this run's newest checkpoint. [newest run]"
+)
 @click.option("--prompt", default="", metavar="TEXT", help="What the text goes on from. [nothing]")
 @click.option("--tokens", type=click.IntRange(1), default=200, help="How many to write. [200]")
 @click.option("--temperature", type=float, help="Below 1 likelier tokens, 0 the likeliest. [0.8]")
@@ -34,6 +37,7 @@ def generate(checkpoint: str | None, run_dir: str | None, prompt: str, tokens: i
     """
     if checkpoint is not None and run_dir is not None:
         raise click.UsageError("CHECKPOINT and --run-dir both say which model; give one of them")
+    check_here()
     from minitrain.comm.device import array_module
     from minitrain.train.data.tokenizer import show
     from minitrain.train.generate import Sampling

@@ -17,6 +17,8 @@ from minitrain.comm.mpi.launch import launched, mpiexec_command
 from minitrain.comm.mpi.options import MPIOptions
 from minitrain.layout import AXES, Layout, LayoutError
 
+from .arguments import given
+
 if TYPE_CHECKING:
     from minitrain.comm.group import Group
 
@@ -153,7 +155,7 @@ def _added(
 
 
 _LAYOUT_OPTIONS = (
-    click.option("--layout", metavar="WORDS", help="Such as dp2 or dp2,tp2,sp. [dpN]"),
+    click.option("--layout", type=given, metavar="WORDS", help="Such as dp2 or dp2,tp2,sp. [dpN]"),
     *[
         click.option(f"--{axis}", type=click.IntRange(1), help=f"The same as {axis}N in --layout.")
         for axis in _SIZES
