@@ -10,6 +10,7 @@ import click
 
 from .arguments import check_here, given
 from .main import tell
+from .memory import memory_for
 
 
 @click.command()
@@ -30,13 +31,14 @@ def convert(source: str, target: str, as_json: bool) -> int:
     from minitrain.train.sample import find
 
     old, new = Path(source), Path(target)
-    if os.path.exists(old / "config.json"):
-        model, tokenizer = pretrained.read(old)
-        with pretrained.whole(new) as part:
-            save_model(model, tokenizer, part / "checkpoints")
-    else:
-        model, tokenizer = load_model(find(old))
-        pretrained.write(new, model, tokenizer)
+    with memory_for("the model", "free some, as it is held as a whole"):
+        if os.path.exists(old / "config.json"):
+            model, tokenizer = pretrained.read(old)
+            with pretrained.whole(new) as part:
+                save_model(model, tokenizer, part / "checkpoints")
+        else:
+            model, tokenizer = load_model(find(old))
+            pretrained.write(new, model, tokenizer)
     arrays = [p.array for p in model.parameters().values()]
     found = {
         "target": target,

@@ -12,6 +12,7 @@ import click
 
 from .arguments import check_here, given
 from .main import tell
+from .memory import memory_for
 from .ranks import device_option
 
 
@@ -47,7 +48,8 @@ def generate(checkpoint: str | None, run_dir: str | None, prompt: str, tokens: i
     given, source = os.fsencode(prompt), checkpoint or run_dir
     sampling = Sampling(**{name: x for name, x in options.items() if x is not None})
     path = find(Path(source) if source else None)
-    written = sample(path, tokens, sampling, given, xp=array_module(device))
+    with memory_for("the model and its cache", "lower --tokens, or free some memory"):
+        written = sample(path, tokens, sampling, given, xp=array_module(device))
     if as_json:
         texts = {"prompt": given, "text": written.text}
         values = {name: text.decode("utf-8", "replace") for name, text in texts.items()}

@@ -16,6 +16,7 @@ import click
 
 from .arguments import check_here, given
 from .main import fail, say, tell
+from .memory import MemorySizeError, check_fits, memory_for, memory_of
 from .options import ConfigSources, config_options
 from .ranks import Ranks, rank_options
 
@@ -60,9 +61,9 @@ def _run(ranks: Ranks, run: Run) -> Outcome:
     from minitrain.train.step import TrainingError
 
     try:
-        with _graceful_stop(run.stop):
+        with _graceful_stop(run.stop), memory_of(run):
             return ranks.run(_rank, run, largest=_largest_product(run))
-    except (TrainingError, WriteError) as error:
+    except (TrainingError, WriteError, MemorySizeError) as error:
         fail(str(error), 1)
 
 
@@ -97,7 +98,8 @@ def _prepare(given: ConfigSources, ranks: Ranks, run_dir: str | None, resume: bo
     # A run that goes on has its tokenizer in the checkpoint, trained or not.
     tokenizer = load_tokenizer(start) if start else config.data.tokenizer
     only = read_manifest(start).sources if start else None
-    corpus = Corpus.load(config.data.path, config.model.context, tokenizer, only)
+    with memory_for("the text", "give --data less of it, or ids in a .bin file, which is mapped"):
+        corpus = Corpus.load(config.data.path, config.model.context, tokenizer, only)
     check_layout(
         ranks.layout,
         sizes_of(config.model, corpus.tokenizer.vocab),
@@ -107,7 +109,9 @@ def _prepare(given: ConfigSources, ranks: Ranks, run_dir: str | None, resume: bo
     if start:
         notes += check_same(start, corpus, ranks.layout)
     notes += [*config_notes(config), *corpus.notes]
-    return Run(config, ranks.layout, corpus, at, start, tuple(notes), xp)
+    run = Run(config, ranks.layout, corpus, at, start, tuple(notes), xp)
+    check_fits(run, processes=ranks.backend == "mpi")
+    return run
 
 
 def _check_readable_by_all(ranks: Ranks, *paths: str | None) -> None:

@@ -58,13 +58,13 @@ def _half_tensors(path: Path) -> str | None:
 
 
 def _half_json(path: Path) -> str | None:
-    text = path.read_text(encoding="utf-8-sig", errors="replace")
     try:
+        text = path.read_text(encoding="utf-8-sig")
         json.loads(text)
     except json.JSONDecodeError as error:
         near = error.pos >= len(text.rstrip()) - 5  # a word such as null may be cut too
         if (near and "Extra data" not in error.msg) or "Unterminated string" in error.msg:
             return "ends in the middle, as half a download does; get the file again"
-    except RecursionError:
+    except (ValueError, RecursionError):  # not UTF-8, or too deep: the reader has words for it
         pass
     return None

@@ -11,6 +11,7 @@ manifest has a checksum of each file, so that a bit which flips later is noticed
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
@@ -147,6 +148,9 @@ def _assemble(
     path: Path, key: str, shape: list[int], dtype: str, pieces: list[dict[str, Any]]
 ) -> np.ndarray[Any, Any]:
     """A whole array from its pieces, which must cover it."""
+    told = sum(math.prod(stop - start for start, stop in piece["slice"]) for piece in pieces)
+    if not any("flat" in piece for piece in pieces) and told != math.prod(shape):
+        raise ValueError(f"the pieces of {key} hold {told} of its {math.prod(shape)} elements")
     whole = np.empty(shape, dtype)
     covered = 0
     for piece in pieces:
@@ -179,10 +183,10 @@ def check_files(path: Path, manifest: Manifest, names: Iterable[str]) -> None:
         for name in names:
             expected, found = manifest.checksums.get(name), checksum(path / name)
             if expected is not None and found != expected:
-                if wrong := problem(path / name):
-                    raise ValueError(f"{name} {wrong}")
+                wrong = problem(path / name)
                 raise ValueError(
                     f"{name} is not as it was written (its CRC-32 is {found}, not {expected})"
+                    + (f": it {wrong}" if wrong else "")
                 )
 
 

@@ -116,7 +116,7 @@ def reading(path: Path) -> Iterator[None]:
         yield
     except UserError:  # sizes that no model has, say: it has its own words
         raise
-    except (*broken, MemoryError) as error:
+    except broken as error:
         raise CheckpointError(
             f"{path} is not a whole checkpoint: {type(error).__name__}: {error}; remove that "
             "folder to go on from the one before it, or start a new run"
