@@ -91,10 +91,10 @@ class Ranks(NamedTuple):
             sys.stderr.flush()
             os.execv(command[0], command + sys.argv[1:])
 
-    def run(self, function: Callable[..., T], *args: Any, largest: float) -> T:
+    def run(self, function: Callable[..., T], *args: Any, largest: float, blas: int = 0) -> T:
         """function(group, *args) on every rank; the result of rank 0 (or of this MPI process).
 
-        largest: operations of a rank's largest matrix product, which BLAS gets threads for.
+        largest: operations of a rank's largest matrix product, by which BLAS gets threads; or blas.
         """
         from minitrain.comm import run_ranks, world
         from minitrain.comm.device import take_gpu
@@ -107,10 +107,10 @@ class Ranks(NamedTuple):
 
         if self.backend == "mpi":
             group = world(self.options)
-            if largest < SMALL_PRODUCT:
-                set_blas_threads(1)
+            if blas or largest < SMALL_PRODUCT:
+                set_blas_threads(blas or 1)
             return on_device(group)
-        blas = fitting_blas_threads(largest, self.layout.size)
+        blas = blas or fitting_blas_threads(largest, self.layout.size)
         return run_ranks(self.layout.size, on_device, blas=blas)[0]
 
 

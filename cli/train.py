@@ -62,7 +62,7 @@ def _run(ranks: Ranks, run: Run) -> Outcome:
 
     try:
         with _graceful_stop(run.stop), memory_of(run):
-            return ranks.run(_rank, run, largest=_largest_product(run))
+            return ranks.run(_rank, run, largest=_largest_product(run), blas=run.blas or 0)
     except (TrainingError, WriteError, MemorySizeError) as error:
         fail(str(error), 1)
 
@@ -81,6 +81,7 @@ def _largest_product(run: Run) -> float:
 def _prepare(given: ConfigSources, ranks: Ranks, run_dir: str | None, resume: bool) -> Run:
     """Everything that can be refused, before anything is written or sent."""
     from minitrain.array import keep_memory
+    from minitrain.comm.run import cores
     from minitrain.parallel.table import check_layout
     from minitrain.train.build import sizes_of
     from minitrain.train.checkpoint.manifest import read_manifest
@@ -88,7 +89,7 @@ def _prepare(given: ConfigSources, ranks: Ranks, run_dir: str | None, resume: bo
     from minitrain.train.config.resolve import notes as config_notes
     from minitrain.train.data.text import Corpus
     from minitrain.train.loop import Run
-    from minitrain.train.resume import check_same
+    from minitrain.train.resume import blas_before, check_same
 
     keep_memory()
     xp = ranks.array_module()
@@ -106,10 +107,14 @@ def _prepare(given: ConfigSources, ranks: Ranks, run_dir: str | None, resume: bo
         batch=config.data.batch,
         micro_batches=config.data.micro_batches,
     )
+    blas = None
     if start:
         notes += check_same(start, corpus, ranks.layout)
+        here = cores() // (1 if ranks.backend == "mpi" else ranks.layout.size)
+        blas, more = blas_before(start, ranks.layout, max(1, here))
+        notes += more
     notes += [*config_notes(config), *corpus.notes]
-    run = Run(config, ranks.layout, corpus, at, start, tuple(notes), xp)
+    run = Run(config, ranks.layout, corpus, at, start, tuple(notes), xp, blas)
     check_fits(run, processes=ranks.backend == "mpi")
     return run
 

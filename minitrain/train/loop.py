@@ -62,6 +62,7 @@ class Run:
         start: the checkpoint to go on from; None to start from nothing.
         notes: remarks for the user, one line each.
         xp: where ranks compute: numpy, or cupy on the GPU that each has taken.
+        blas: BLAS threads of each rank, as before the run was resumed; None: what suits it.
         stop: where any rank has a signal, all ranks stop after the same step, and save.
     """
 
@@ -72,6 +73,7 @@ class Run:
     start: Path | None
     notes: tuple[str, ...] = ()
     xp: Any = np
+    blas: int | None = None
     stop: Stop = field(default_factory=Stop)
 
 

@@ -107,6 +107,33 @@ def check_same(start: Path, corpus: Corpus, layout: Layout) -> list[str]:
     return [_note("layout", manifest.layout, str(layout))] if changed else []
 
 
+def blas_before(start: Path, layout: Layout, at_most: int) -> tuple[int | None, list[str]]:
+    """BLAS threads with which a run goes on bitwise, and a note where that can't be.
+
+    The sums of a matrix product are added in an order that depends on their number. On another
+    layout sums differ anyway, and each rank gets what suits it: None.
+
+    Args:
+        at_most: the cores that there are for each rank.
+
+    Raises:
+        CheckpointError: the checkpoint is broken.
+    """
+    manifest = read_manifest(start)
+    if not manifest.blas or manifest.layout != str(layout):
+        return None, []
+    own = os.environ.get("OMP_NUM_THREADS")
+    if own is None and manifest.blas <= at_most:
+        return manifest.blas, []
+    if own == str(manifest.blas):
+        return None, []
+    why = f"OMP_NUM_THREADS is {own}" if own is not None else f"there are {at_most} cores for each"
+    return None, [
+        f"BLAS had {manifest.blas} threads before, and {why}: what follows is equal to rounding, "
+        "not bitwise"
+    ]
+
+
 def _changes(sources: Mapping[str, str], corpus: Corpus) -> str:
     """Which files of a text have changed, where the checkpoint knows them."""
     names = [name for name, crc in sources.items() if corpus.sources.get(name, crc) != crc]

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from minitrain.comm.run import cores
 from minitrain.train.checkpoint import files
 from minitrain.train.config.resolve import resolve
 from minitrain.train.step import Stepper
@@ -174,3 +175,18 @@ def test_where_the_output_goes_is_not_read(folder: Path) -> None:
         command = [sys.executable, "-m", "minitrain_cli", "train", *map(str, SMALL[:-1]), "."]
         subprocess.run(command, stdout=log, stderr=log, check=True, timeout=100)
     assert "log (where this command's output goes)" in Path("log").read_text()
+
+
+@pytest.mark.skipif(cores() < 2, reason="one core has one thread")
+@pytest.mark.skipif("OMP_NUM_THREADS" in os.environ, reason="OMP_NUM_THREADS wins, as it should")
+def test_a_resumed_run_has_as_many_blas_threads_as_before(folder: Path) -> None:
+    """It is small: by itself it would get one."""
+    trained(*SMALL, "--run-dir", "a")
+    path = Path("a/checkpoints/step-000004/manifest.json")
+    tree = json.loads(path.read_text())
+    assert tree["blas"] == 1
+    tree["blas"] = 2
+    del tree["checksums"]
+    path.write_text(json.dumps(tree))
+    trained("--resume", "--run-dir", "a", "--steps", 5)
+    assert json.loads(Path("a/checkpoints/step-000005/manifest.json").read_text())["blas"] == 2

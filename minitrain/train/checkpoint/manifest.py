@@ -19,7 +19,7 @@ from minitrain.train.download import problem
 NAME = re.compile(r"step-(\d{6,})$")
 # What a manifest's values must be at least, so that an edited one is refused as it is read.
 _KINDS: dict[str, Any] = {
-    **dict.fromkeys(("step", "updates"), int),
+    **dict.fromkeys(("step", "updates", "blas"), int),
     **dict.fromkeys(("layout", "text", "tokenizer"), str),
     **dict.fromkeys(("model", "config", "arrays", "checksums", "sources"), dict),
     "loss_scale": dict | None,
@@ -47,6 +47,7 @@ class Manifest:
             {"file", "slice"} with the slice as [start, stop] for each axis, and, if it is but a
             part of these elements, flattened, "flat": [start, stop].
         loss_scale: state of mixed precision; None without.
+        blas: BLAS threads of a rank, which the order of sums in a product depends on; 0: unknown.
         sources: the text files that it was trained on, see `reading.Text`.
         checksums: of each file beside the manifest, by name; none in what was written before there
             were any. On the disk there is one of the manifest too, without it.
@@ -61,6 +62,7 @@ class Manifest:
     arrays: dict[str, dict[str, Any]]
     text: str = ""
     loss_scale: dict[str, float] | None = None
+    blas: int = 0
     sources: dict[str, str] = field(default_factory=dict)
     checksums: dict[str, str] = field(default_factory=dict)
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from minitrain.array import Array, from_host, namespace
 from minitrain.comm.group import Group
+from minitrain.comm.run import blas_threads_now
 from minitrain.nn.config import to_values as config_values
 from minitrain.parallel.placement import Placement
 from minitrain.train.checkpoint import files
@@ -45,6 +46,7 @@ def save(
             config=values(config),
             arrays=_entries(stepper),
             loss_scale=None if stepper.loss_scale is None else stepper.loss_scale.state(),
+            blas=blas_threads_now(),
             sources=dict(corpus.sources),
             checksums=sums,
         )
