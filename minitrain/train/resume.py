@@ -48,7 +48,8 @@ def resumed(
         CheckpointError: the checkpoint is broken.
         ConfigError: values that differ from the stored ones and may not, all named.
     """
-    if not os.path.exists(folder.config) and (kind := own_kind(folder.path)):
+    kind = own_kind(folder.path) if os.path.isdir(folder.path) else None
+    if kind and not os.path.exists(folder.config):
         raise FolderError(
             f"{folder.path} is {kind} and no configuration of a run, such as a converted model: "
             "`minitrain generate` takes it; train a new model in another --run-dir, without "
