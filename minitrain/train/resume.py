@@ -48,22 +48,7 @@ def resumed(
         CheckpointError: the checkpoint is broken.
         ConfigError: values that differ from the stored ones and may not, all named.
     """
-    kind = own_kind(folder.path) if os.path.isdir(folder.path) else None
-    if kind and not os.path.exists(folder.config):
-        raise FolderError(
-            f"{folder.path} is {kind} and no configuration of a run, such as a converted model: "
-            "`minitrain generate` takes it; train a new model in another --run-dir, without "
-            "--resume"
-        )
-    if not os.path.exists(folder.config):
-        raise FolderError(f"{folder.path} does not hold a run; start one without --resume")
-    with folder.in_use(shared=True):
-        pass
-    start = files.newest(folder.checkpoints)
-    if start is None:
-        raise FolderError(
-            f"{folder.path} has no checkpoint to go on from; start a new run in another --run-dir"
-        )
+    start = _start_of(folder)
     config = absolute(resolve(file=folder.config, sets=sets, flags=flags))
     old, new = values(from_values(read_manifest(start).config)), values(config)
     changed = [key for key in old if old[key] != new[key]]
@@ -89,6 +74,27 @@ def resumed(
         for path in files.leftovers(folder.checkpoints)
     ]
     return config, start, notes
+
+
+def _start_of(folder: RunFolder) -> Path:
+    """The newest checkpoint of a run that nobody trains just now."""
+    kind = own_kind(folder.path) if os.path.isdir(folder.path) else None
+    if kind and not os.path.exists(folder.config):
+        raise FolderError(
+            f"{folder.path} is {kind} and no configuration of a run, such as a converted model: "
+            "`minitrain generate` takes it; train a new model in another --run-dir, without "
+            "--resume"
+        )
+    if not os.path.exists(folder.config):
+        raise FolderError(f"{folder.path} does not hold a run; start one without --resume")
+    with folder.in_use(shared=True):
+        pass
+    start = files.newest(folder.checkpoints)
+    if start is None:
+        raise FolderError(
+            f"{folder.path} has no checkpoint to go on from; start a new run in another --run-dir"
+        )
+    return start
 
 
 def check_same(start: Path, corpus: Corpus, layout: Layout) -> list[str]:

@@ -15,13 +15,13 @@ from minitrain.comm import Group, run_ranks
 from minitrain.layout import Layout
 from minitrain.optim import AdamW
 from minitrain.train import loop
-from minitrain.train.checkpoint import files, state
+from minitrain.train.checkpoint import files
 from minitrain.train.checkpoint.manifest import Manifest, read_manifest
 from minitrain.train.config.option import ConfigError
 from minitrain.train.config.resolve import resolve, to_toml, values
 from minitrain.train.data.text import Corpus, TextError
 from minitrain.train.folder import FolderError, RunFolder
-from minitrain.train.resume import absolute, blas_before, check_same, resumed
+from minitrain.train.resume import absolute, check_same, resumed
 
 VARIED = {"tokens_per_second", "flops_per_second", "step_seconds", "comm_seconds", "peak_bytes"}
 VARIED |= {"val_seconds"}
@@ -233,35 +233,3 @@ def test_another_text_is_refused_and_another_layout_is_told(tmp_path: Path) -> N
 def test_a_stored_configuration_reads_back(tmp_path: Path) -> None:
     folder = stored(tmp_path, clip="none", seed=7)
     assert resolve(file=folder.config) == config(clip="none", seed=7)
-
-
-def test_what_a_cut_off_save_left_is_told(tmp_path: Path) -> None:
-    folder = stored(tmp_path)
-    (folder.checkpoints / ".step-000020.part").mkdir()
-    [note] = resumed(folder, [], {})[2]
-    assert ".step-000020.part is left of a save that was cut off; it is replaced when" in note
-
-
-# "Bitwise" holds for the same number of BLAS threads.
-
-
-def test_a_checkpoint_keeps_the_number_of_blas_threads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(state, "blas_threads_now", lambda: 3)
-    do(tmp_path, config(steps=1), "dp2")
-    start = tmp_path / "checkpoints" / "step-000001"
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert blas_before(start, Layout(dp=2), 4) == (3, [])
-    assert blas_before(start, Layout(dp=1), 4) == (None, [])
-    number, [note] = blas_before(start, Layout(dp=2), 2)
-    assert (number, note[:27]) == (None, "BLAS had 3 threads before, ")
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert blas_before(start, Layout(dp=2), 4) == (None, [])
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert "OMP_NUM_THREADS is 1" in blas_before(start, Layout(dp=2), 4)[1][0]
-
-
-def test_one_that_does_not_know_its_blas_threads_goes_on(tmp_path: Path) -> None:
-    start = stored(tmp_path).checkpoints / "step-000010"
-    assert blas_before(start, Layout(dp=2), 4) == (None, [])
