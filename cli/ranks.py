@@ -17,6 +17,8 @@ from minitrain.comm.mpi.launch import launched, mpiexec_command
 from minitrain.comm.mpi.options import MPIOptions
 from minitrain.layout import AXES, Layout, LayoutError
 
+from .arguments import given
+
 if TYPE_CHECKING:
     from minitrain.comm.group import Group
 
@@ -89,10 +91,10 @@ class Ranks(NamedTuple):
             sys.stderr.flush()
             os.execv(command[0], command + sys.argv[1:])
 
-    def run(self, function: Callable[..., T], *args: Any, largest: float) -> T:
+    def run(self, function: Callable[..., T], *args: Any, largest: float, blas: int = 0) -> T:
         """function(group, *args) on every rank; the result of rank 0 (or of this MPI process).
 
-        largest: operations of a rank's largest matrix product, which BLAS gets threads for.
+        largest: operations of a rank's largest matrix product, by which BLAS gets threads; or blas.
         """
         from minitrain.comm import run_ranks, world
         from minitrain.machine import (
@@ -109,10 +111,10 @@ class Ranks(NamedTuple):
 
         if self.backend == "mpi":
             group = world(self.options)
-            if largest < SMALL_PRODUCT:
-                set_blas_threads(1)
+            if blas or largest < SMALL_PRODUCT:
+                set_blas_threads(blas or 1)
             return on_device(group)
-        blas = fitting_blas_threads(largest, self.layout.size)
+        blas = blas or fitting_blas_threads(largest, self.layout.size)
         return run_ranks(self.layout.size, on_device, blas=blas)[0]
 
 
@@ -157,7 +159,7 @@ def _added(
 
 
 _LAYOUT_OPTIONS = (
-    click.option("--layout", metavar="WORDS", help="Such as dp2 or dp2,tp2,sp. [dpN]"),
+    click.option("--layout", type=given, metavar="WORDS", help="Such as dp2 or dp2,tp2,sp. [dpN]"),
     *[
         click.option(f"--{axis}", type=click.IntRange(1), help=f"The same as {axis}N in --layout.")
         for axis in _SIZES

@@ -11,6 +11,7 @@ import click
 from minitrain.comm.errors import LauncherError
 from minitrain.layout import Layout, LayoutError
 
+from .arguments import given
 from .main import fault as fault_words
 from .main import tell
 from .ranks import RankRequest, Ranks, read_ranks, request_options
@@ -26,8 +27,15 @@ EQUAL, DIFFERENT, USAGE, BROKEN = range(4)
 
 
 @click.command()
-@click.argument("layouts", nargs=-1, metavar="[LAYOUT]...")
-@click.option("--layout", "more", multiple=True, metavar="WORDS", help="The same as an argument.")
+@click.argument("layouts", type=given, nargs=-1, metavar="[LAYOUT]...")
+@click.option(
+    "--layout",
+    "more",
+    type=given,
+    multiple=True,
+    metavar="WORDS",
+    help="The same as an argument.",
+)
 @request_options
 @click.option("--steps", type=click.IntRange(1), default=4, help="Steps with each optimizer. [4]")
 @click.option("--micro-batches", type=click.IntRange(1), default=2, help="Parts of a batch. [2]")
@@ -35,7 +43,7 @@ EQUAL, DIFFERENT, USAGE, BROKEN = range(4)
     "--family", type=click.Choice(["gpt", "llama"]), default="gpt", help="What is trained. [gpt]"
 )
 @click.option("--seed", type=click.IntRange(0), default=0, help="Of weights, data, dropout. [0]")
-@click.option("--fault", metavar="NAME", help="Plant a known fault, to see it found.")
+@click.option("--fault", type=given, metavar="NAME", help="Plant a known fault, to see it found.")
 @click.option("--json", "as_json", is_flag=True, help="End with the results as one JSON value.")
 def verify(
     layouts: tuple[str, ...],

@@ -47,12 +47,14 @@ class DataSection:
     """The text, and how much of it a step takes, whatever the layout."""
 
     path: Text | None = _option(
-        None, "text file, or folder of them; none: Python's own documentation", flag="data"
+        None,
+        "text file, folder of them, or .jsonl, all joined; none: Python's own documentation",
+        flag="data",
     )
     tokenizer: Text = _option(
         "byte", "byte, bpe:SIZE to train one, ids:SIZE for a .bin file, or a tokenizer.json"
     )
-    batch: Size = _option(12, "sequences of a step, over all ranks")
+    batch: Size = _option(12, "sequences of a step, over all ranks, drawn with replacement")
     micro_batches: Size = _option(1, "parts of the batch, computed one after the other")
 
 
