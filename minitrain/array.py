@@ -59,6 +59,13 @@ def stream(*names: object) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=digest(*names)))
 
 
+def check_integers(name: str, x: Array) -> Array:
+    """x, refused if it is not made of integers: a fraction would be cut off in silence."""
+    if x.size and x.dtype.kind not in "iu":  # an empty list is an array of floats
+        raise ValueError(f"{name} must be integers, got {x.dtype}")
+    return x
+
+
 def _mix(h: Array) -> Array:
     """MurmurHash3's finalizer, in place: every bit of h comes to depend on every other.
 
@@ -83,7 +90,8 @@ def hash_grid(key: int, *axes: Array) -> Array:
     h = xp.asarray(key & 0xFFFFFFFF, dtype=np.uint32)
     for depth, axis in enumerate(axes, start=1):
         salt = np.uint32((depth * 0x9E3779B9 + (key >> 32)) & 0xFFFFFFFF)
-        index = _mix(xp.asarray(xp.asarray(axis).astype(np.uint32) ^ salt))
+        axis = check_integers("the indices of a grid", xp.asarray(axis))
+        index = _mix(xp.asarray(axis.astype(np.uint32) ^ salt))
         h = _mix(xp.asarray(h ^ index))
     return h
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from minitrain.array import Array, accumulator, namespace
+from minitrain.array import Array, accumulator, check_integers, namespace
 
 # Elements of a piece: with three or four temporaries it fits the 1 MB of cache that a core has.
 PIECE = 1 << 15
@@ -69,8 +69,7 @@ def matrix_product(a: Array, b: Array) -> Array:
 def check_ids(name: str, ids: Array, count: int) -> None:
     """Refuse what is no integer, and ids outside [0, count), on the host; a GPU's answer would have
     to be waited for."""
-    if ids.dtype.kind not in "iu":
-        raise ValueError(f"{name} must be integers, got {ids.dtype}")
+    check_integers(name, ids)
     if namespace(ids) is np and ids.size and not (ids.min() >= 0 and ids.max() < count):
         raise ValueError(f"{name} must lie in [0, {count}), got {ids.min()} to {ids.max()}")
 

@@ -67,8 +67,10 @@ class Pass:
         grads: Grads = (None,) * len(needs)
         if grad_out is not None and any(needs):
             grads = node.vjp(grad_out, needs)
-        for edge, need, grad in zip(node.edges, needs, grads, strict=True):
+        for i, (edge, need, grad) in enumerate(zip(node.edges, needs, grads, strict=True)):
             if need and edge is not None:
+                if grad is not None:
+                    node.check_gradient(i, grad)
                 self._add(edge, grad, grad_out)
 
     def _add(self, edge: Edge, grad: Array | None, grad_out: Array | None) -> None:

@@ -76,12 +76,14 @@ class Embedding(Function):
     """Rows of a table by id."""
 
     def forward(self, table: Array, *, ids: Array) -> Array:
-        self.ids, self.rows, self.sealed = ids, len(table), seal(ids)
+        self.ids, self.shape, self.sealed = ids, table.shape, seal(ids)
         return table[ids]
 
     def vjp(self, grad_out: Array, needs: Needs) -> Grads:
         check_seal("an embedding's ids", self.sealed, self.ids)
-        return (scatter_rows(as_matrix(grad_out), self.ids.reshape(-1), self.rows),)
+        rows = as_matrix(grad_out, len(self.shape) - 1)
+        table = scatter_rows(rows, self.ids.reshape(-1), self.shape[0])
+        return (table.reshape(self.shape),)
 
 
 class LayerNorm(Function):
@@ -207,7 +209,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, contract: i
 
 
 def embedding(table: Tensor, ids: Any) -> Tensor:
-    """Rows of table (V, C) by integer ids (...) -> (..., C).
+    """Rows of table (V, ...) by integer ids: (V, C) by ids (...) gives (..., C).
 
     Raises:
         ValueError: ids that are no integers, or outside [0, V), on the host; a GPU would wrap them

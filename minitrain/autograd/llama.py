@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from minitrain.array import Array, accumulator, from_host, namespace
+from minitrain.array import Array, accumulator, check_integers, from_host, namespace
 from minitrain.autograd.blocks import (
     as_matrix,
     column_sums,
@@ -207,6 +207,9 @@ def rotary(x: Tensor, positions: Any, base: float = 10000.0, part: int | None = 
             f"rotary positions turn pairs of features, and {x.shape[-1]} of them are odd in "
             "number; give heads an even width"
         )
+    positions = check_integers("rotary's positions", np.asarray(positions))
+    if positions.ndim != 1:
+        raise ValueError(f"rotary's positions are one axis of integers, got {positions.shape}")
     if len(positions) != x.shape[1]:
         raise ValueError(f"rotary: {x.shape[1]} tokens, but {len(positions)} positions")
     return Rotary.apply(x, positions=positions, base=base, part=part)
