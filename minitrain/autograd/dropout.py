@@ -39,7 +39,8 @@ class Dropout(Function):
         return (self._masked(grad_out),)
 
     def _masked(self, x: Array) -> Array:
-        out = wide(x) * self.keep
+        xp, x = namespace(x), wide(x)
+        out = xp.where(self.keep, x, xp.zeros((), x.dtype))  # 0 times an infinity would be NaN
         out *= self.scale
         return out
 
