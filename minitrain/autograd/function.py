@@ -24,7 +24,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from minitrain.array import Array, namespace
+from minitrain.array import Array, cast, namespace
 from minitrain.autograd.tensor import Tensor, grad_enabled
 
 Edge: TypeAlias = "Function | Tensor"  # where a gradient goes: to a node, or to a leaf
@@ -184,12 +184,14 @@ def _as_input(x: Any, like: Array | None) -> Any:
         x = x.array
         if like is None or x.dtype is like.dtype:
             return x
+    if isinstance(x, complex) or getattr(getattr(x, "dtype", None), "kind", "") == "c":
+        raise ValueError(f"{x!r} is complex; operations are real, and its imaginary part would go")
     # NumPy 2 lets a float64 scalar or an int64 array widen float32; a Python number does not.
     if isinstance(x, np.generic):
         return x.item()
     if like is None or x is None or isinstance(x, (int, float)):
         return x
     if isinstance(x, (list, tuple)):
-        x = namespace(like).asarray(x)
+        return _as_input(namespace(like).asarray(x), like)
     # A copy also where none is needed: the caller may fill its array anew before the backward.
-    return x.astype(like.dtype)
+    return cast(x, like.dtype)

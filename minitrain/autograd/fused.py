@@ -139,8 +139,8 @@ class Gelu(Function):
             a = a.astype(dtype, copy=False)
             t = self._tanh(a, a * a)
             t += 1
-            t *= xp.maximum(a, -_FLAT)
             t *= 0.5
+            t *= xp.maximum(a, -_FLAT)
             y[...] = t
         return out
 
