@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from minitrain.array import Array, accumulator, namespace
+from minitrain.array import Array, accumulator, cast, namespace
 from minitrain.autograd.function import Edge, Function, Grads, Needs
 from minitrain.autograd.tensor import Tensor, no_grad
 
@@ -67,8 +67,10 @@ class Pass:
         grads: Grads = (None,) * len(needs)
         if grad_out is not None and any(needs):
             grads = node.vjp(grad_out, needs)
-        for edge, need, grad in zip(node.edges, needs, grads, strict=True):
+        for i, (edge, need, grad) in enumerate(zip(node.edges, needs, grads, strict=True)):
             if need and edge is not None:
+                if grad is not None:
+                    node.check_gradient(i, grad)
                 self._add(edge, grad, grad_out)
 
     def _add(self, edge: Edge, grad: Array | None, grad_out: Array | None) -> None:
@@ -163,7 +165,10 @@ def _seed(root: Tensor, grad_out: Array | None) -> Array:
                 "only one element has an obvious one"
             )
         return xp.ones_like(root.array)
-    grad_out = xp.asarray(grad_out, dtype=root.dtype)
+    grad_out = xp.asarray(getattr(grad_out, "array", grad_out))
+    if grad_out.dtype.kind == "c":
+        raise ValueError("grad_out is complex; gradients are real")
+    grad_out = cast(grad_out, root.dtype) if grad_out.dtype != root.dtype else grad_out
     if grad_out.shape != root.shape:
         raise ValueError(f"grad_out has shape {grad_out.shape}, the tensor {root.shape}")
     return grad_out

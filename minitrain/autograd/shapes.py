@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from minitrain import array
 from minitrain.array import Array, accumulator, namespace
 from minitrain.autograd.function import Function, Grads, Needs
 from minitrain.autograd.tensor import Tensor
@@ -49,10 +50,10 @@ class Cast(Function):
 
     def forward(self, x: Array, *, dtype: Any) -> Array:
         self.dtype = x.dtype
-        return x.astype(dtype)
+        return array.cast(x, dtype)
 
     def vjp(self, grad_out: Array, needs: Needs) -> Grads:
-        return (grad_out.astype(self.dtype),)
+        return (array.cast(grad_out, self.dtype),)
 
 
 class Take(Function):

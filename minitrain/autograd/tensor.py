@@ -2,55 +2,20 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-from contextlib import ContextDecorator
+import operator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from minitrain.array import Array
+from minitrain.autograd.mode import enable_grad, grad_enabled, no_grad
 
 if TYPE_CHECKING:
     from minitrain.autograd.function import Function
 
 
-class _Mode(threading.local):
-    """Whether operations record what backward needs. Per thread, since ranks can be threads."""
-
-    def __init__(self) -> None:  # runs once in each thread
-        self.grad = True
-        self.outer: list[bool] = []
-
-
-_mode = _Mode()
-
-
-def grad_enabled() -> bool:
-    """Whether operations on this thread are recorded for backward."""
-    return _mode.grad
-
-
-class no_grad(ContextDecorator):  # noqa: N801 (the field's name for it)
-    """Inside, operations are not recorded: no graph, no gradients. A context or a decorator.
-
-    What it must restore is kept with the thread, because a decorator is one instance for all.
-    """
-
-    recorded: ClassVar[bool] = False
-
-    def __enter__(self) -> None:
-        _mode.outer.append(_mode.grad)
-        _mode.grad = self.recorded
-
-    def __exit__(self, *exc: object) -> None:
-        _mode.grad = _mode.outer.pop()
-
-
-class enable_grad(no_grad):  # noqa: N801 (the field's name for it)
-    """Inside, operations are recorded, within no_grad too: a backward may run a forward again."""
-
-    recorded = True
+__all__ = ["Tensor", "enable_grad", "grad_enabled", "no_grad"]
 
 
 class Tensor:
@@ -90,6 +55,8 @@ class Tensor:
                 f"a gradient with respect to {array.dtype} makes no sense; write 2.0 instead of 2, "
                 "or convert the array to a floating dtype"
             )
+        if array.dtype.kind not in "fViub":
+            raise ValueError(f"a Tensor holds real numbers or booleans, not {array.dtype}")
         self.array = array
         self.grad = None
         self.node = node
@@ -113,6 +80,57 @@ class Tensor:
 
     def __len__(self) -> int:
         return len(self.array)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        """Its rows. (Python's own way would take a tensor of no axes for one of no elements.)"""
+        if not self.ndim:
+            raise TypeError("a tensor of no axes has no elements to go through; use .item()")
+        return iter([self[i] for i in range(len(self))])
+
+    def __bool__(self) -> bool:
+        if self.array.size != 1:
+            raise ValueError(
+                f"a tensor of shape {self.shape} is neither true nor false; ask .array.any() or "
+                ".array.all()"
+            )
+        return bool(self.array.item())
+
+    # A tensor is a key by identity, as any object. A dict compares keys of the same hash alone,
+    # and two objects have never the same, so it asks no `==`.
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> Tensor:  # type: ignore[override]
+        """Element by element, as the other comparisons; a tensor of booleans, with no gradient."""
+        return self._compared(operator.eq, other)
+
+    def __ne__(self, other: object) -> Tensor:  # type: ignore[override]
+        return self._compared(operator.ne, other)
+
+    def __lt__(self, other: object) -> Tensor:
+        return self._compared(operator.lt, other)
+
+    def __le__(self, other: object) -> Tensor:
+        return self._compared(operator.le, other)
+
+    def __gt__(self, other: object) -> Tensor:
+        return self._compared(operator.gt, other)
+
+    def __ge__(self, other: object) -> Tensor:
+        return self._compared(operator.ge, other)
+
+    def __contains__(self, value: object) -> bool:
+        """Whether any element is equal to value."""
+        return bool(self._compared(operator.eq, value).array.any())
+
+    def _compared(self, compare: Callable[[Any, Any], Any], other: object) -> Tensor:
+        """compare, of each pair of elements."""
+        if isinstance(other, Tensor):
+            other = other.array
+        elif not isinstance(other, (int, float, list, tuple)) and not hasattr(other, "dtype"):
+            raise TypeError(
+                f"a Tensor is compared with numbers, not with {type(other).__name__}; use `is`"
+            )
+        return Tensor(compare(self.array, other))
 
     def __repr__(self) -> str:
         return f"Tensor({self.array!r}, requires_grad={self.requires_grad})"

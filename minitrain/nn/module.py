@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from minitrain.array import digest, from_host, stream
+from minitrain.array import cast, digest, from_host, stream
 from minitrain.autograd.tensor import Tensor
 from minitrain.errors import UserError
 
@@ -147,7 +147,7 @@ class Module:
     def initialize(self, seed: int = 0, dtype: str = "float32", xp: Any = np) -> Module:
         """Fill every parameter with its initial value, on the host (xp=numpy) or a GPU (cupy)."""
         for parameter in self.parameters().values():
-            parameter.array = from_host(parameter.initial(seed).astype(dtype), xp)
+            parameter.array = from_host(cast(parameter.initial(seed), dtype), xp)
         return self
 
 
