@@ -96,53 +96,10 @@ class Function:
         node.sequence = next(_sequence)
         return Tensor(out, node=node)
 
-    def check(self) -> None:
-        """Refuse a second backward, and one whose gradients would mix old and new values."""
-        if self.freed:
-            raise ValueError(
-                "backward through a graph whose backward has already run and which is freed; run "
-                "the forward again, or add the losses before one backward"
-            )
-        leaves = [edge for edge in self.edges if isinstance(edge, Tensor)]
-        for leaf, version in zip(leaves, self.versions, strict=True):
-            if leaf.version != version:
-                raise ValueError(
-                    f"{leaf} was changed in place between a forward that used it and this "
-                    "backward, whose gradients would mix old and new values; run backward first"
-                )
-
-    def check_gradient(self, i: int, grad: Array) -> None:
-        """Refuse a gradient of another shape than the input has: it would be added by broadcast,
-        or reach a weight, and be wrong in silence."""
-        if grad.shape != self.shapes[i]:
-            raise ValueError(
-                f"the vjp of {type(self).__name__} gave its input {i}, of shape {self.shapes[i]}, "
-                f"a gradient of shape {grad.shape}; they must be the same"
-            )
-
     def free(self) -> None:
         """Drop what the node holds: its backward is done."""
         self.__dict__.clear()
         self.freed = True
-
-    def __del__(self) -> None:
-        """Let go of the inputs' nodes one after another.
-
-        Left alone, a node would free its inputs' nodes while it is being freed, and these theirs:
-        a recursion as deep as the graph, on a stack that may be small.
-        """
-        if "edges" not in self.__dict__:
-            return
-        _dying.held.append([*self.__dict__.values()])
-        self.__dict__.clear()  # so that nothing dies with the node itself
-        if _dying.busy:
-            return
-        _dying.busy = True
-        try:
-            while _dying.held:
-                _dying.held.pop()  # a node that dies of it adds what it held to the list
-        finally:
-            _dying.busy = False
 
 
 class _Dying(threading.local):
@@ -154,6 +111,29 @@ class _Dying(threading.local):
 
 
 _dying = _Dying()
+
+
+def _let_go(node: Function) -> None:
+    """As a node dies, let go of its inputs' nodes one after another.
+
+    Left alone, a node would free its inputs' nodes while it is being freed, and these theirs: a
+    recursion as deep as the graph, on a stack that may be small.
+    """
+    if "edges" not in node.__dict__:
+        return
+    _dying.held.append([*node.__dict__.values()])
+    node.__dict__.clear()  # so that nothing dies with the node itself
+    if _dying.busy:
+        return
+    _dying.busy = True
+    try:
+        while _dying.held:
+            _dying.held.pop()  # a node that dies of it adds what it held to the list
+    finally:
+        _dying.busy = False
+
+
+Function.__del__ = _let_go  # type: ignore[attr-defined]
 
 
 def _edge(x: Any) -> Edge | None:

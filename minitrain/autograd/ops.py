@@ -16,7 +16,7 @@ import numpy as np
 from minitrain.array import Array, accumulator, namespace
 from minitrain.autograd.blocks import used
 from minitrain.autograd.function import Function, Grads, Needs
-from minitrain.autograd.tensor import Tensor
+from minitrain.autograd.tensor import Tensor, operations
 
 
 def shape_of(x: Any) -> tuple[int, ...]:
@@ -244,3 +244,6 @@ def maximum(a: Any, b: Any) -> Tensor:
 def where(condition: Any, a: Any, b: Any) -> Tensor:
     """a where condition holds, else b."""
     return Where.apply(a, b, condition=getattr(condition, "array", condition))
+
+
+operations.update(add=add, subtract=subtract, multiply=multiply, divide=divide, power=power)

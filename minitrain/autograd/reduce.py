@@ -9,7 +9,7 @@ from minitrain.array import Array, accumulator, namespace
 from minitrain.autograd.blocks import gradient_product, used
 from minitrain.autograd.function import Function, Grads, Needs
 from minitrain.autograd.ops import rounded, unbroadcast, wide
-from minitrain.autograd.tensor import Tensor
+from minitrain.autograd.tensor import Tensor, operations
 
 Axis = int | tuple[int, ...] | None
 
@@ -141,3 +141,6 @@ def norm(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
 def matmul(a: Any, b: Any) -> Tensor:
     """A·B, with broadcast batch axes."""
     return Matmul.apply(a, b)
+
+
+operations.update(matmul=matmul, sum=sum, mean=mean, max=max)

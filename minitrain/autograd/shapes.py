@@ -11,7 +11,7 @@ import numpy as np
 from minitrain import array
 from minitrain.array import Array, accumulator, namespace
 from minitrain.autograd.function import Function, Grads, Needs
-from minitrain.autograd.tensor import Tensor
+from minitrain.autograd.tensor import Tensor, operations
 
 
 class Reshape(Function):
@@ -155,3 +155,6 @@ def split(x: Tensor, pieces: int | Sequence[int], axis: int = 0) -> list[Tensor]
     ends = np.cumsum(sizes).tolist()
     lead = (slice(None),) * (axis % x.ndim)
     return [take(x, (*lead, slice(end - size, end))) for size, end in zip(sizes, ends, strict=True)]
+
+
+operations.update(take=take, reshape=reshape, transpose=transpose)

@@ -69,7 +69,7 @@ def verify(
     """Train with a layout on thread ranks and hold every tensor of every rank against one device.
 
     Args:
-        fault: the name of a known fault to plant (oracle.mutants), to see it found.
+        fault: the name of a known fault to plant (oracle.faults), to see it found.
         task: fields of Task, such as steps=20.
 
     Raises:
