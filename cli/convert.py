@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from .main import tell
+from .output import tell
 
 
 @click.command()

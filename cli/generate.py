@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from .main import tell
+from .output import tell
 from .ranks import device_option
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 import traceback
 from typing import Any, NoReturn
@@ -13,6 +12,8 @@ import click
 from minitrain.comm.mpi.launch import launched
 from minitrain.errors import UserError
 from minitrain.layout import did_you_mean
+
+from . import output
 
 # Name -> module of this package, function in it. What a command needs is imported by that module's
 # functions when they run, so that no --help waits for NumPy.
@@ -47,61 +48,32 @@ class Commands(click.Group):
         """Run and exit.
 
         What its user can mend is one line on stderr and exit status 2; anything else that goes
-        wrong is a fault of ours: its traceback, a line that says so, and exit status 3.
+        wrong is a fault of ours: its traceback, a line that says so, and exit status 3. A result
+        that cannot be written to stdout is one line and exit status 2 too.
         """
         from minitrain.comm.mpi.abort import end_together
 
-        _open_closed_streams()
-        with end_together():
-            try:
-                status = super().main(*args, **{**kwargs, "standalone_mode": False})
-            except click.ClickException as error:
-                fail(error.format_message(), error.exit_code)
-            except UserError as error:
-                fail(str(error), 2)
-            except click.Abort:
-                sys.exit(130)
-            except Exception as error:
-                _end(fault(error), 3)
-            sys.exit(status if isinstance(status, int) else 0)
+        output.guard()
+        try:
+            with end_together():
+                self._run(*args, **kwargs)
+        except SystemExit as leave:
+            if leave.code in (0, 1):
+                sys.exit(output.final(leave.code))
+            raise
 
-
-def _open_closed_streams() -> None:
-    """What is written to a stream that the caller has closed (`2>&-`) goes nowhere.
-
-    Its number must not stay free either: the next file that is opened would get it, and with it
-    whatever a library prints.
-    """
-    for name in ("stdin", "stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115
-
-
-def say(line: str) -> None:
-    """A line on stderr, on the first rank alone; nobody need read it."""
-    launch = launched()
-    if launch is not None and launch.rank != 0:
-        return
-    try:
-        click.echo(line, err=True)
-    except RuntimeError:
-        pass  # a signal handler's word while another one is being written
-    except OSError:  # what reads has gone, and with it all that is still in the buffer
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
-
-
-def tell(text: str) -> None:
-    """A result, on stdout.
-
-    Raises:
-        UserError: what stdout is written to takes no more, such as a full disk.
-    """
-    try:
-        click.echo(text)
-    except BrokenPipeError:  # what reads has had enough; click ends the command then
-        raise
-    except OSError as error:
-        raise UserError(f"cannot write to stdout: {error.strerror}") from error
+    def _run(self, *args: Any, **kwargs: Any) -> NoReturn:
+        try:
+            status = super().main(*args, **{**kwargs, "standalone_mode": False})
+        except click.ClickException as error:
+            fail(error.format_message(), error.exit_code)
+        except UserError as error:
+            fail(str(error), 2)
+        except click.Abort:
+            sys.exit(130)
+        except Exception as error:
+            _end(fault(error), 3)
+        sys.exit(status if isinstance(status, int) else 0)
 
 
 def fail(message: str, status: int) -> NoReturn:
@@ -121,7 +93,7 @@ def _end(words: str, status: int) -> NoReturn:
     launch = launched()
     if launch is not None and launch.rank != 0:
         leave.add_note(words)  # end_together prints it if this rank is the only one that fails
-    say(words)
+    output.say(words)
     raise leave
 
 

@@ -143,14 +143,26 @@ def left_over(folder: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [
+        (signal.SIGINT, 130),
+        (signal.SIGTERM, 143),
+        (signal.SIGHUP, 129),
+        (signal.SIGUSR1, 138),
+        (signal.SIGXCPU, 152),
+    ],
+)
 def test_a_signal_to_the_launcher_stops_all_ranks_after_one_step(
     folder: Path, number: int, status: int
 ) -> None:
     """Started by `--backend mpi`, so that the launcher is the process that the user sees."""
     words = [*CLI, "train", *SMALL, "--steps", "1000000", "--run-dir", "a", "--backend", "mpi"]
     run = subprocess.Popen([*words, "-n", "4"], cwd=folder, stdout=subprocess.PIPE,
-                           stderr=subprocess.PIPE, text=True)  # fmt: skip
+                           stderr=subprocess.PIPE, text=True,
+                           # pytest may run where it is ignored (`pytest &`)
+                           preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
+                           )  # fmt: skip
     assert run.stderr is not None
     said = iter(run.stderr.readline, "")
     assert any("step 1/1000000 " in line for line in said)

@@ -17,6 +17,7 @@ from minitrain.comm import LauncherError
 from minitrain.comm.mpi import worlds
 from minitrain.comm.mpi.launch import Launch
 from minitrain_cli import main as script
+from minitrain_cli import output
 from minitrain_cli.main import COMMANDS, main
 
 HEAVY = ("numpy", "rich", "mpi4py", "safetensors", "cupy")
@@ -131,7 +132,9 @@ def test_only_the_first_rank_speaks(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for rank, said in ((0, "minitrain: no\n"), (1, "")):
-        monkeypatch.setattr(script, "launched", lambda rank=rank: Launch("PMI_SIZE", 2, rank))
+        launch = Launch("PMI_SIZE", 2, rank)
+        for module in (script, output):
+            monkeypatch.setattr(module, "launched", lambda launch=launch: launch)
         with pytest.raises(SystemExit) as caught:
             script.fail("no", 2)
         assert caught.value.code == 2

@@ -43,6 +43,13 @@ def command(steps: int, *args: str) -> list[str]:
             "--steps", str(steps), *args]  # fmt: skip
 
 
+def heard() -> None:
+    """In a child: signals count, though pytest may run where they are ignored (`pytest &`)."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2,
+                   signal.SIGXCPU):  # fmt: skip
+        signal.signal(number, signal.SIG_DFL)
+
+
 def start(folder: Path, *args: str, **more: Any) -> subprocess.Popen[str]:
     """A run that would take minutes, once it has done its first step."""
     run = subprocess.Popen(
@@ -51,7 +58,7 @@ def start(folder: Path, *args: str, **more: Any) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        **more,
+        **{"preexec_fn": heard, **more},
     )
     until(run.stderr, "step 1/1000000 ")
     return run
@@ -76,7 +83,14 @@ def end(run: subprocess.Popen[str]) -> tuple[int, str, str]:
 
 @pytest.mark.parametrize(
     ("number", "status", "layout"),
-    [(signal.SIGINT, 130, "dp2"), (signal.SIGTERM, 143, "dp1")],
+    [
+        (signal.SIGINT, 130, "dp2"),
+        (signal.SIGTERM, 143, "dp1"),
+        (signal.SIGHUP, 129, "dp2"),
+        (signal.SIGUSR1, 138, "dp1"),
+        (signal.SIGUSR2, 140, "dp1"),
+        (signal.SIGXCPU, 152, "dp1"),
+    ],
 )
 def test_one_signal_stops_after_the_step_and_saves(
     folder: Path, number: int, status: int, layout: str
@@ -94,6 +108,32 @@ def test_one_signal_stops_after_the_step_and_saves(
     records = (folder / "run" / "metrics.jsonl").read_text().splitlines()
     assert f'"step": {steps},' in records[-1]
     assert not list(folder.glob("run/checkpoints/.*"))
+
+
+def test_a_terminal_that_goes_says_so_twice_and_the_run_still_saves(folder: Path) -> None:
+    """Once by itself, and once by its shell."""
+    run = start(folder, "--layout", "dp2")
+    for _ in range(5):
+        run.send_signal(signal.SIGHUP)
+        time.sleep(0.001)
+    code, _, err = end(run)
+    assert code == 129, err
+    assert files.newest(folder / "run" / "checkpoints") is not None
+
+
+def test_what_is_ignored_from_the_start_stays_so(folder: Path) -> None:
+    """As under nohup."""
+
+    def nohup() -> None:
+        heard()
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    run = start(folder, preexec_fn=nohup)
+    run.send_signal(signal.SIGHUP)
+    time.sleep(0.2)
+    assert run.poll() is None
+    run.send_signal(signal.SIGTERM)
+    assert end(run)[0] == 143
 
 
 def test_a_second_signal_ends_it_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
