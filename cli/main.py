@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 import traceback
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import click
@@ -26,6 +27,10 @@ COMMANDS = {
 }
 
 
+# What one process does: under a launcher that is the first, and the others have nothing to do.
+ALONE = ("generate", "convert", "doctor")
+
+
 class Commands(click.Group):
     """A group whose commands live in modules of their own, and whose errors are told apart here."""
 
@@ -44,27 +49,39 @@ class Commands(click.Group):
         )
         return command
 
-    def main(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run and exit.
 
         What its user can mend is one line on stderr and exit status 2; anything else that goes
         wrong is a fault of ours: its traceback, a line that says so, and exit status 3. A result
         that cannot be written to stdout is one line and exit status 2 too.
         """
-        from minitrain.comm.mpi.abort import end_together
-
         output.guard()
         try:
-            with end_together():
-                self._run(*args, **kwargs)
+            self._enter(*args, **kwargs)
         except SystemExit as leave:
             if leave.code in (0, 1):
                 sys.exit(output.final(leave.code))
             raise
 
-    def _run(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def _enter(self, args: Sequence[str] | None = None, **kwargs: Any) -> None:
+        from minitrain.comm.mpi.abort import end_together
+
+        words = list(sys.argv[1:] if args is None else args)
         try:
-            status = super().main(*args, **{**kwargs, "standalone_mode": False})
+            launched()
+        except UserError as error:
+            fail(str(error), 2)
+        if not words or words[0] in ALONE or words[0].startswith("-"):
+            if not output.first():
+                sys.exit(0)
+            self._run(words, **kwargs)
+        with end_together():
+            self._run(words, **kwargs)
+
+    def _run(self, args: Sequence[str], **kwargs: Any) -> NoReturn:
+        try:
+            status = super().main(args, **{**kwargs, "standalone_mode": False})
         except click.ClickException as error:
             fail(error.format_message(), error.exit_code)
         except UserError as error:
@@ -90,8 +107,7 @@ def fault(error: Exception) -> str:
 def _end(words: str, status: int) -> NoReturn:
     """Say why on stderr, and exit. Where all ranks fail, the first one speaks."""
     leave = SystemExit(status)
-    launch = launched()
-    if launch is not None and launch.rank != 0:
+    if not output.first():
         leave.add_note(words)  # end_together prints it if this rank is the only one that fails
     output.say(words)
     raise leave

@@ -68,15 +68,17 @@ def guard() -> None:
     """From now on writing to this process's stdout and stderr never fails.
 
     What stdin, stdout or stderr the caller has closed (`2>&-`) is /dev/null: their numbers must not
-    stay free, since the next file that is opened would get one, and what a library prints.
+    stay free, since the next file that is opened would get one, and what a library prints. Results
+    (--help is one too) are the first rank's to print.
     """
     if sys.stdin is None:
         sys.stdin = open(os.devnull)  # noqa: SIM115
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is None:
+        own = stream is getattr(sys, f"__{name}__")  # and not a test's
+        if stream is None or (own and name == "stdout" and not first()):
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
-        elif stream is getattr(sys, f"__{name}__"):  # and not a test's
+        elif own:
             setattr(sys, name, _guarded(stream))
 
 

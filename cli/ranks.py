@@ -235,7 +235,7 @@ def read_ranks(text: str | None, words: list[str], request: RankRequest) -> Rank
     layout = Layout.parse(text) if text else Layout(dp=count or 1)
     layout.check(ranks=count)
     backend = "mpi" if under > 1 else backend or "threads"
-    if backend == "threads" and launch is None:
+    if backend == "threads" and (launch is None or request.backend == "threads"):
         _refuse_mpi_options(options)
     return Ranks(layout, backend, under > 1, device, options)
 

@@ -112,8 +112,8 @@ def test_the_first_rank_says_it_for_all(monkeypatch: pytest.MonkeyPatch) -> None
     """Another rank keeps its words for the case that it fails alone."""
     for module in (script, output):
         monkeypatch.setattr(module, "launched", lambda: Launch("PMI_SIZE", 2, 1))
-    monkeypatch.setattr("minitrain.train.sample.find", len)
-    result = invoke("generate")
+    monkeypatch.setattr("minitrain.oracle.task.Task.reference", lambda task: 1 / 0)
+    result = invoke("verify", "dp1")
     assert result.stderr == ""
     assert isinstance(result.exception, SystemExit)
     [note] = result.exception.__notes__
