@@ -23,6 +23,7 @@ SMALL = ("train", "--preset", "nano", "--layers", "1", "--warmup", "2", "--data"
 FULL = Path("/dev/full")
 needs_full = pytest.mark.skipif(not FULL.exists(), reason="has no device that is always full")
 MPI = pytest.mark.deep
+pytestmark = pytest.mark.timeout(900)  # limits are ten times the quiet time
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +55,7 @@ def test_training_goes_on_when_its_terminal_is_gone(folder: Path) -> None:
     while b"step 1" not in seen:
         seen += os.read(mine, 4096)
     os.close(mine)
-    assert run.wait(timeout=100) == 2  # it could not print its sample
+    assert run.wait(timeout=600) == 2  # it could not print its sample
     path = saved(folder)
     assert path is not None
     assert path.name == "step-000150"
@@ -67,7 +68,7 @@ def test_training_goes_on_when_its_terminal_is_gone(folder: Path) -> None:
 def test_a_full_disk_under_stderr_ends_no_training(folder: Path, backend: tuple[str, ...]) -> None:
     with FULL.open("w") as full:
         done = subprocess.run([*CLI, *SMALL, "--run-dir", "run", "--steps", "2", *backend],
-                              stdout=subprocess.PIPE, stderr=full, timeout=100)  # fmt: skip
+                              stdout=subprocess.PIPE, stderr=full, timeout=600)  # fmt: skip
     assert done.returncode == 0
     assert b"run: 2 steps, held out " in done.stdout
     assert saved(folder) is not None
@@ -90,7 +91,7 @@ def test_a_full_disk_under_stderr_ends_no_training(folder: Path, backend: tuple[
 def test_results_that_cannot_be_written_are_status_2(args: tuple[str, ...]) -> None:
     with FULL.open("w") as full:
         done = subprocess.run([*CLI, *args], stdout=full, stderr=subprocess.PIPE, text=True,
-                              timeout=100)  # fmt: skip
+                              timeout=600)  # fmt: skip
     words = f"minitrain: cannot write to stdout: {os.strerror(errno.ENOSPC)}\n"
     assert done.returncode == 2
     assert done.stderr.endswith(words)
@@ -103,7 +104,7 @@ def test_a_reader_that_has_gone_is_no_verdict() -> None:
     os.close(reader)
     try:
         done = subprocess.run([*CLI, "verify", "dp1", "--steps", "1"], stdout=writer,
-                              stderr=subprocess.PIPE, text=True, timeout=100)  # fmt: skip
+                              stderr=subprocess.PIPE, text=True, timeout=600)  # fmt: skip
     finally:
         os.close(writer)
     words = f"minitrain: cannot write to stdout: {os.strerror(errno.EPIPE)}\n"
@@ -116,7 +117,7 @@ def test_a_name_that_is_no_text_is_printed_escaped(folder: Path, locale: str) ->
     env = {**os.environ, "LC_ALL": locale, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0",
            "PYTHONIOENCODING": "utf-8:strict" if "UTF" in locale else "ascii"}  # fmt: skip
     done = subprocess.run([*CLI, *SMALL, "--run-dir", b"r\xff", "--steps", "1"], env=env,
-                          capture_output=True, timeout=100)  # fmt: skip
+                          capture_output=True, timeout=600)  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert rb"run r\xff, layout dp1" in done.stderr
     assert rb"saved r\xff/checkpoints/step-000001" in done.stderr
