@@ -20,6 +20,7 @@ from minitrain.train.checkpoint import files
 from minitrain.train.checkpoint.manifest import read_manifest
 from minitrain.train.step import Stepper
 from minitrain_cli.main import main
+from minitrain_cli.train import STOPS
 
 pytestmark = pytest.mark.timeout(900)  # limits are ten times the quiet time
 ESCAPE = re.compile(r"\x1b|\r")
@@ -46,9 +47,8 @@ def command(steps: int, *args: str) -> list[str]:
 
 def heard() -> None:
     """In a child: signals count, though pytest may run where they are ignored (`pytest &`)."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2,
-                   signal.SIGXCPU):  # fmt: skip
-        signal.signal(number, signal.SIG_DFL)
+    for name in STOPS:
+        signal.signal(getattr(signal, name), signal.SIG_DFL)
 
 
 def start(folder: Path, *args: str, **more: Any) -> subprocess.Popen[str]:
