@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 
 from .arguments import check_here, given
-from .main import tell
 from .memory import memory_for
+from .output import tell
 
 
 @click.command()

@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from .arguments import check_here, given
-from .main import tell
 from .memory import memory_for
+from .output import tell
 from .ranks import device_option
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from .main import say
+from .output import say
 
 LINES = 20  # plain lines of a whole run, beside those of evaluations
 

@@ -77,8 +77,8 @@ class Ranks(NamedTuple):
         return array_module(self.device)
 
     def launch(self) -> None:
-        """Where MPI is asked for and not yet there, become an mpiexec that runs the same command
-        again on every rank. To be called once the command is known to be right.
+        """Where MPI is asked for and not yet there, become a `job` that runs the same command again
+        on every rank. To be called once the command is known to be right.
 
         Raises:
             LauncherError: there is no mpiexec, or no mpi4py.
@@ -86,10 +86,10 @@ class Ranks(NamedTuple):
         if self.backend == "mpi" and self.layout.size > 1 and not self.under_mpi:
             if importlib.util.find_spec("mpi4py") is None:
                 raise LauncherError("--backend mpi needs mpi4py: pip install 'minitrain[mpi]'")
-            command = [*mpiexec_command(self.layout.size), sys.executable, "-m", "minitrain_cli"]
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os.execv(command[0], command + sys.argv[1:])
+            # -P: a random.py in the folder where the user works is none of ours.
+            python = [sys.executable, "-P", "-m"]
+            ranks = [*mpiexec_command(self.layout.size), *python, "minitrain_cli", *sys.argv[1:]]
+            os.execv(sys.executable, [*python, "minitrain_cli.job", *ranks])
 
     def run(self, function: Callable[..., T], *args: Any, largest: float, blas: int = 0) -> T:
         """function(group, *args) on every rank; the result of rank 0 (or of this MPI process).
@@ -237,7 +237,7 @@ def read_ranks(text: str | None, words: list[str], request: RankRequest) -> Rank
     layout = Layout.parse(text) if text else Layout(dp=count or 1)
     layout.check(ranks=count)
     backend = "mpi" if under > 1 else backend or "threads"
-    if backend == "threads" and launch is None:
+    if backend == "threads" and (launch is None or request.backend == "threads"):
         _refuse_mpi_options(options)
     return Ranks(layout, backend, under > 1, device, options)
 

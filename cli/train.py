@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 import click
 
 from .arguments import check_here, given
-from .main import fail, say, tell
+from .main import fail
 from .memory import MemorySizeError, check_fits, memory_for, memory_of
 from .options import ConfigSources, config_options
+from .output import say, tell
 from .ranks import Ranks, rank_options
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ def train(
     GPT on the language documentation that this Python carries, for two thousand steps.
 
     Exit status: 0 done, 1 it cannot go on (not finite, a full disk), 2 usage, 3 a fault of
-    minitrain; 130 or 143 if it was stopped by a signal.
+    minitrain; 128 + its number if a signal stopped it, such as 130 or 143. What cannot be written
+    to stderr is no reason to end; results that cannot be written to stdout are status 2.
     """
     check_here()
     run = _prepare(given, ranks, run_dir, resume)
@@ -190,17 +192,28 @@ def _introduction(run: Run, folder: Path) -> Iterator[str]:
         yield f"held-out text in bits/byte: {bars}"
 
 
+STOPS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")
+"""What asks a run to end: a person, a scheduler before its time is over, a terminal that goes."""
+
+
 @contextmanager
 def _graceful_stop(stop: Stop) -> Iterator[None]:
-    """The first Ctrl-C or SIGTERM lets the step end and saves; the second ends at once."""
+    """The first signal lets the step end and saves; a second SIGINT or SIGTERM ends at once.
+
+    The others come several times of their own accord: SIGHUP from the terminal and from its shell,
+    SIGXCPU each second. One that is ignored from the start (nohup, a script's `train &`) stays so.
+    """
 
     def handle(number: int, frame: object) -> None:
-        if stop.signal:
+        if stop.signal and number in (signal.SIGINT, signal.SIGTERM):
             sys.exit(128 + number)
-        stop.signal = number
-        say("stopping after this step; once more to stop at once")
+        if not stop.signal:
+            stop.signal = number
+            say("stopping after this step; once more to stop at once")
 
-    outer = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [getattr(signal, name) for name in STOPS if hasattr(signal, name)]
+    heard = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
+    outer = {number: signal.signal(number, handle) for number in heard}
     try:
         yield
     finally:

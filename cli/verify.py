@@ -13,7 +13,7 @@ from minitrain.layout import Layout, LayoutError
 
 from .arguments import given
 from .main import fault as fault_words
-from .main import tell
+from .output import complain, tell
 from .ranks import RankRequest, Ranks, read_ranks, request_options
 
 if TYPE_CHECKING:
@@ -62,7 +62,8 @@ def verify(
     and with AdamW, dropout (of a GPT) and clipping on. Every loss, gradient, norm, weight and
     moment of every rank must equal that of one device up to rounding.
 
-    Exit status: 0 all equal, 1 a tensor differs, 2 usage, 3 a hang or a crash.
+    Exit status: 0 all equal, 1 a tensor differs, 2 usage, or a verdict that cannot be written to
+    stdout, 3 a hang or a crash.
     """
     chosen = _layouts((*layouts, *more), request)
     xp = chosen[0].array_module()
@@ -132,7 +133,7 @@ def _rank(group: Group, layout: Layout, task: Task, reference: dict[str, Trace],
 
 def _broken(ranks: Ranks, error: Exception) -> dict[str, Any]:
     """The traceback of a hang or a crash, on whichever rank it was, and the verdict as JSON."""
-    click.echo(fault_words(error), err=True)
+    complain(fault_words(error))
     reason = f"{type(error).__name__}: {error}"
     if ranks.first:
         tell(f"{ranks.layout}: BROKEN, {reason.splitlines()[0]}")

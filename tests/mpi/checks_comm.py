@@ -230,7 +230,7 @@ def check_an_mpi_that_cannot_read_gpu_memory_says_so_before_it_crashes(group: Gr
                                  ({"MPIX_Query_cuda_support": lambda: 1}, False)):  # fmt: skip
             library._loaded_libraries = lambda answers=answers: [SimpleNamespace(**answers)]
             if refused:
-                with pytest.raises(LauncherError, match="cannot read GPU memory; leave the option"):
+                with pytest.raises(LauncherError, match="cannot read GPU memory; leave it out"):
                     library.check_cuda_aware(MPI)
             else:
                 library.check_cuda_aware(MPI)

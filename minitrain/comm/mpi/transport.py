@@ -6,7 +6,6 @@ So MPI needs to know no dtype of ours (it lacks bfloat16), and does no arithmeti
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ from minitrain.array import Array
 from minitrain.comm import device
 from minitrain.comm.errors import CommError
 from minitrain.comm.mpi import signature
-from minitrain.comm.mpi.abort import abort
+from minitrain.comm.mpi.abort import abort, report
 from minitrain.comm.mpi.hosts import Hosts
 from minitrain.comm.mpi.lanes import Lanes
 from minitrain.comm.mpi.options import MPIOptions
@@ -188,16 +187,15 @@ class MPITransport(Transport):
             where = self._names.get(address.channel, "a group or tag that it has not used")
             waits.append(f"receive a message from rank {source} ({where})")
         if waits:
-            sys.stderr.write(f"minitrain: rank {self.rank} ended and did not {'; '.join(waits)}\n")
+            report(f"minitrain: rank {self.rank} ended and did not {'; '.join(waits)}\n")
         self.wait([[message for queue in self.outbox.values() for message in queue]])
 
     def _report_stall(self, pending: Sequence[Sequence[Request]], waited: float) -> None:
         """Say for what this rank waits; the ranks that wait for each other all do."""
         waits = "; ".join(self._waits(pending))
-        sys.stderr.write(
+        report(
             f"minitrain: rank {self.rank} has waited {waited:.0f} s to {waits}, at {call_site()}\n"
         )
-        sys.stderr.flush()
         if self._options.stall_abort:
             abort(MPI, 3)
 
