@@ -37,25 +37,21 @@ class Goal:
     kept: float = 1.0
 
 
-def fill(
-    name: str, goal: Goal, orders: Sequence[Sequence[int]], patience: float = 0.0
-) -> Schedule | None:
-    """The schedule with its W's, or None where it would get stuck or need more memory.
+def fill(goal: Goal, orders: Sequence[Sequence[int]], patience: float = 0.0) -> Filling | None:
+    """The orders with their W's, or None where they get stuck or need more memory.
 
     Args:
-        name: the schedule's.
         goal: the times decide where the gaps are.
         orders: for each rank its F and I, in order.
         patience: how much of a W may stick out of a gap that is too short for it, 0 to 1.
     """
-    filling = _Filling(goal, orders, patience)
+    filling = Filling(goal, orders, patience)
     filling.run()
-    if any(filling.next[rank] < len(order) for rank, order in enumerate(orders)):
-        return None
-    return Schedule.of(name, goal.micro_batches, goal.route, filling.out)
+    stuck = any(filling.next[rank] < len(order) for rank, order in enumerate(orders))
+    return None if stuck else filling
 
 
-class _Filling:
+class Filling:
     """A simulation that chooses: the F and I of each rank in their order, W's in between."""
 
     def __init__(self, goal: Goal, orders: Sequence[Sequence[int]], patience: float) -> None:
@@ -69,13 +65,25 @@ class _Filling:
         self.next = [0] * route.stages
         self.out: list[list[int]] = [[] for _ in orders]
         self.pending: list[deque[int]] = [deque() for _ in orders]
+        self.begun = [NEVER] * route.stages
         self.free = [0.0] * route.stages
         self.held = [0.0] * route.stages
         self.room = goal.memory * route.chunks + ROUNDING
         # When to look at a rank again: it is free, or something has come.
         self.looks = [(0.0, rank) for rank in range(route.stages)]
 
+    @property
+    def cost(self) -> tuple[float, float]:
+        """The step's cost as `Timeline` has it, and the makespan."""
+        spans = [end - start for start, end in zip(self.begun, self.free, strict=True)]
+        return max(spans), max(self.free)
+
+    def schedule(self, name: str) -> Schedule:
+        """What was chosen."""
+        return Schedule.of(name, self.goal.micro_batches, self.goal.route, self.out)
+
     def run(self) -> None:
+        """Until nothing can start any more."""
         while self.looks:
             now, rank = heapq.heappop(self.looks)
             if now >= self.free[rank]:
@@ -85,8 +93,8 @@ class _Filling:
         """Start what a free rank is to do now, if there is anything."""
         pending, order = self.pending[rank], self.orders[rank]
         if self.next[rank] == len(order):
-            self.out[rank] += pending
-            pending.clear()
+            if pending:
+                self._run_weights(rank, now)
             return
         code = order[self.next[rank]]
         kind, m, chunk = unpack(code)
@@ -122,6 +130,7 @@ class _Filling:
 
     def _run(self, rank: int, stage: int, code: int, kind: int, now: float) -> float:
         end = now + self.durations[kind][stage]
+        self.begun[rank] = min(self.begun[rank], now)
         self.out[rank].append(code)
         self.free[rank] = end
         heapq.heappush(self.looks, (end, rank))

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from minitrain.errors import UserError
+
 from .instruction import (
     BACKWARD_WEIGHTS,
     CHUNK_MASK,
@@ -124,8 +126,17 @@ class Timeline:
 
 
 def simulate(schedule: Schedule, times: Times | None = None) -> Timeline:
-    """Run a schedule in thought; without times F, B and W are 1 and transfers 0."""
+    """Run a schedule in thought; without times F, B and W are 1 and transfers 0.
+
+    Raises:
+        UserError: times of another number of virtual stages.
+    """
     times = times or Times.uniform(schedule.route)
+    if len(times.forward) != schedule.route.virtual_stages:
+        raise UserError(
+            f"{schedule.name} has {schedule.route.virtual_stages} virtual stages, but there are "
+            f"times for {len(times.forward)}; give one to each, or Times.uniform"
+        )
     run = _Run(schedule, times)
     waiting = deque(range(schedule.stages))
     queued = [True] * schedule.stages

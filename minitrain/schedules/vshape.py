@@ -143,9 +143,9 @@ def _filled(
     """With W's where the gaps are if all passes take equally long, and this many chunks held."""
     route = Route.v(stages)
     goal = Goal(micro_batches, route, Times.uniform(route, 2.0, 2.0, 2.0), chunks / 2)
-    schedule = fill(name, goal, orders)
-    assert schedule is not None, f"{name} of {stages} stages and {micro_batches} micro-batches"
-    return schedule
+    filling = fill(goal, orders)
+    assert filling is not None, f"{name} of {stages} stages and {micro_batches} micro-batches"
+    return filling.schedule(name)
 
 
 def _patterned(name: str, stages: int, micro_batches: int, pace: Sequence[int]) -> Schedule:
