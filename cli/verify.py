@@ -92,7 +92,7 @@ def _task(
     if len(chosen) > 1 and any(ranks.backend == "mpi" for ranks in chosen):
         raise LayoutError("--backend mpi verifies one layout at a time; give one")
     for ranks in chosen:
-        check_layout(ranks.layout, task.model)
+        check_layout(ranks.layout, task.model, micro_batches=task.micro_batches)
     return task
 
 

@@ -76,8 +76,8 @@ def verify(
         LayoutError: a layout that does not fit. DeadlockError: ranks that wait for ever.
     """
     layout = Layout.parse(layout) if isinstance(layout, str) else layout
-    check_layout(layout, model_config)
     work = Task(model=model_config, **task)
+    check_layout(layout, model_config, micro_batches=work.micro_batches)
     reference = work.reference()
     with planted(fault):
         rows = run_ranks(

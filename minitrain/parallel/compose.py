@@ -7,7 +7,8 @@ their pieces, units are bound to what they compute with, and blocks learn to for
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,13 @@ from minitrain.parallel.bind import BoundUnit, Derive, cast_to
 from minitrain.parallel.flat import Flat
 from minitrain.parallel.inventory import check_declared, modules_of
 from minitrain.parallel.mesh import Mesh
+from minitrain.parallel.pipeline import keep
 from minitrain.parallel.placement import Placement
 from minitrain.parallel.recompute import RecomputedBlock
 from minitrain.parallel.reduce import BUCKET, Reducer, kinds_of, plan_of
-from minitrain.parallel.sequence import Sequence, cut_sequence
-from minitrain.parallel.table import Placements, check_layout, own_links, placements, table_of
+from minitrain.parallel.sequence import SequenceRegions, cut_sequence
+from minitrain.parallel.stages import chunks_of
+from minitrain.parallel.table import Placements, check_layout, placements, table_of
 from minitrain.parallel.tensor import cut_tensors
 from minitrain.parallel.worker import ParallelModel
 
@@ -43,6 +46,7 @@ def parallelize(
     xp: Any = np,
     bucket: int = BUCKET,
     recompute: str = "none",
+    stages: Sequence[int] | None = None,
     strategies: Iterable[Strategy] = (),
 ) -> ParallelModel:
     """This rank's part of a plain model.
@@ -59,19 +63,21 @@ def parallelize(
         bucket: bytes of gradient that are reduced together.
         recompute: what runs again in the backward instead of being kept. "full": each block;
             "selective": attention weights, which this attention never keeps, so it equals "none".
+        stages: blocks of each (virtual) stage of a pipeline; by cost where None.
         strategies: of one's own, after ours: each may replace modules, and entries of the table.
 
     Raises:
         LayoutError: a layout that does not fit the model, or needs a strategy that isn't there
             yet; a module that is in no table of cuts, on a layout that would cut it.
     """
-    model, table = _declared(model, mesh, micro_batches)
+    model, table, chunks = _declared(model, mesh, micro_batches, stages)
     parameters: dict[str, Parameter] = model.parameters()  # before modules are replaced
     for strategy in (_cut, *strategies):
         strategy(model, table, mesh)
     for name, parameter in parameters.items():
         parameter.placement, parameter.state = table[name].placement, table[name].state
     reducer = _flattened(parameters, table, mesh, bucket, accumulator(dtype), xp)
+    reducer.uses.update(_uses(model, chunks))
     for parameter in parameters.values():
         _fill(reducer.lives, parameter, mesh, seed, xp)
     if reducer.lives.weights.dtype != dtype:
@@ -80,20 +86,43 @@ def parallelize(
         for i, block in enumerate(model.blocks):
             if block is not None:
                 model.replace(f"blocks.{i}", RecomputedBlock(block))
-    return ParallelModel(model, mesh, table, reducer, micro_batches=micro_batches, seed=seed)
+    return ParallelModel(
+        model, mesh, table, reducer, chunks, micro_batches=micro_batches, seed=seed
+    )
 
 
-def _declared(model: Any, mesh: Mesh, micro_batches: int) -> tuple[Any, Placements]:
-    """The declared model, of which nothing has been changed, and where its parameters go."""
+def _declared(
+    model: Any, mesh: Mesh, micro_batches: int, stages: Sequence[int] | None
+) -> tuple[Any, Placements, list[range]]:
+    """What this rank keeps of the declared model, where parameters go, and its own chunks."""
     layout = mesh.layout
-    if isinstance(model, (GPTConfig, LlamaConfig)):
-        check_layout(layout, model, micro_batches=micro_batches)
-        links = own_links(model.layers, layout, mesh.coordinates["pp"])
-        return declare(model, links), placements(model, layout)
-    check_layout(layout, model.config, micro_batches=micro_batches)
+    config = model if isinstance(model, (GPTConfig, LlamaConfig)) else model.config
+    check_layout(layout, config, micro_batches=micro_batches)
+    own = chunks_of(config, layout, stages)[mesh.coordinates["pp"]]
+    if config is model:
+        links = {link for chunk in own for link in chunk}
+        return declare(config, links), placements(config, layout, stages=stages), own
     if layout.tp > 1:
         check_declared(model)
-    return model, table_of(modules_of(model), model.config.layers, layout)
+    table = table_of(modules_of(model), config, layout, stages=stages)
+    keep(model, own)
+    return model, table, own
+
+
+def _uses(model: Any, chunks: list[range]) -> Counter[str]:
+    """In how many chunks each parameter is used: a tied table in two, on one rank of a V."""
+    last = len(model.blocks) + 1
+    parts = {0: [model.embedding], last: [model.norm, model.head]}
+    return Counter(
+        name
+        for chunk in chunks
+        for name in {
+            name
+            for link in chunk
+            for part in parts.get(link) or [model.blocks[link - 1]]
+            for name in part.parameters()
+        }
+    )
 
 
 def _flattened(parameters: dict[str, Parameter], table: Placements, mesh: Mesh, bucket: int,
@@ -129,7 +158,7 @@ def _cut(model: Any, table: Placements, mesh: Mesh) -> None:
     if mesh.layout.tp == 1:
         return  # the layout does not ask for it
     if mesh.layout.sp:
-        sequence = Sequence(group)
+        sequence = SequenceRegions(group)
         cut_tensors(model, table, group, sequence.enter, sequence.leave)
         cut_sequence(model, group)
     else:

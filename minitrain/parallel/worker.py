@@ -6,21 +6,34 @@ through a chunk of the model are all there is, in the order that the schedule te
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from minitrain.array import Array
-from minitrain.autograd.engine import backward
+from minitrain.array import Array, namespace
+from minitrain.autograd.deferral import Backward
+from minitrain.autograd.engine import accumulate
 from minitrain.autograd.tensor import Tensor, no_grad
 from minitrain.batch import Batch
+from minitrain.comm.group import Group
 from minitrain.nn.module import Module, Parameter, window
 from minitrain.parallel.data import Part, Shares
 from minitrain.parallel.mesh import Mesh
 from minitrain.parallel.norm import Norm
+from minitrain.parallel.pipeline import Boundaries
 from minitrain.parallel.reduce import Reducer
+from minitrain.parallel.stages import schedule_of
 from minitrain.parallel.table import Placements
-from minitrain.schedules import BACKWARD, FORWARD, Schedule, one_stage
+from minitrain.schedules import (
+    BACKWARD,
+    BACKWARD_INPUTS,
+    BACKWARD_WEIGHTS,
+    FORWARD,
+    Schedule,
+    Transfer,
+)
+from minitrain.schedules.transfer import after, before
 
 
 class Loss(NamedTuple):
@@ -35,20 +48,45 @@ class Loss(NamedTuple):
     tokens: int
 
 
+class Turn(NamedTuple):
+    """An instruction, with what it needs of another virtual stage and makes for another."""
+
+    kind: int
+    micro_batch: int
+    chunk: int
+    take: Transfer | None
+    give: Transfer | None
+
+
 class Worker:
     """Runs micro-batches through a model's chunks on one rank.
 
     Args:
         module: the model, transformed.
-        rank: of the pipeline.
+        chunks: the links of the chain in each chunk.
+        pp: the ranks of the pipeline.
         seed: of the run, for dropout.
     """
 
-    def __init__(self, module: Any, schedule: Schedule, rank: int, reducer: Reducer, seed: int):
+    def __init__(self, module: Any, chunks: Sequence[range], schedule: Schedule, pp: Group,
+                 reducer: Reducer, seed: int):  # fmt: skip
         self.module, self.reducer, self.seed = module, reducer, seed
-        self.instructions = list(schedule.instructions(rank))
-        # By chunk, the backward after which it adds nothing more to any gradient.
-        self.last = {chunk: m for kind, m, chunk in self.instructions if kind == BACKWARD}
+        self.chunks = [[module.link(link) for link in chunk] for chunk in chunks]
+        self.boundaries, route = Boundaries(pp), schedule.route
+        self.turns = [
+            Turn(kind, m, chunk, before(route, pp.rank, kind, m, chunk),
+                 after(route, pp.rank, kind, m, chunk))
+            for kind, m, chunk in schedule.instructions(pp.rank)
+        ]  # fmt: skip
+        # By chunk, the pass after which it adds nothing more to any gradient.
+        weights = (BACKWARD, BACKWARD_WEIGHTS)
+        self.last = {turn.chunk: turn.micro_batch for turn in self.turns if turn.kind in weights}
+        own = route.of_rank[pp.rank]
+        self.is_last = [stage == route.virtual_stages - 1 for stage in own]
+        self.forwards = [
+            turn for turn in self.turns if (turn.kind, turn.micro_batch) == (FORWARD, 0)
+        ]
+        self.forwards.sort(key=lambda turn: turn.chunk)
 
     def run(self, parts: list[Part], scale: float) -> float:
         """Forward and backward of all parts: this rank's share of the loss; gradients are sums.
@@ -56,35 +94,89 @@ class Worker:
         Args:
             scale: what the loss is multiplied by for the backward.
         """
-        losses: dict[tuple[int, int], Tensor] = {}
+        passes: dict[tuple[int, int], tuple[Tensor | None, Any]] = {}
         value = 0.0
         self.reducer.begin()
-        for kind, micro_batch, chunk in self.instructions:
-            if kind == FORWARD:
-                losses[micro_batch, chunk] = self.loss(parts[micro_batch], training=True)
+        for turn in self.turns:
+            at = turn.micro_batch, turn.chunk
+            came = None if turn.take is None else self.boundaries.take(turn.take)
+            made: Array | None = None
+            if turn.kind == FORWARD:
+                entry, out = self.forward(parts[turn.micro_batch], turn.chunk, came, training=True)
+                passes[at] = entry, out
+                made = out.array
+                value += out.item() if self.is_last[turn.chunk] else 0.0
+            elif turn.kind == BACKWARD_WEIGHTS:
+                passes.pop(at)[1].run_weights()
             else:
-                loss = losses.pop((micro_batch, chunk))
-                self._backward(loss, scale, last=self.last[chunk] == micro_batch)
-                value += loss.item()
+                entry, out = passes.pop(at)
+                seed = scale if self.is_last[turn.chunk] else came
+                running = self._backward(out, seed, turn)
+                if turn.kind == BACKWARD_INPUTS:
+                    passes[at] = None, running
+                made = None if entry is None else self._gradient(entry)
+            if turn.give is not None:
+                self.boundaries.give(turn.give, made)
+        self.boundaries.finish()
         self.reducer.finish()
         return value
 
-    def loss(self, part: Part, training: bool) -> Tensor:
-        """A part's loss, already divided by the tokens of the global batch."""
-        with window(part.window(self.seed, training)):
-            logits = self.module(part.tokens, part.positions)
-            loss: Tensor = self.module.loss(logits, part.labels, total=part.total)
-            return loss
+    def evaluate(self, part: Part) -> float:
+        """This rank's share of a part's plain loss, without gradients."""
+        value = 0.0
+        with no_grad():
+            for turn in self.forwards:
+                came = None if turn.take is None else self.boundaries.take(turn.take)
+                _, out = self.forward(part, turn.chunk, came, training=False)
+                if turn.give is not None:
+                    self.boundaries.give(turn.give, out.array)
+                else:
+                    value = out.item()
+        self.boundaries.finish()
+        return value
 
-    def _backward(self, loss: Tensor, scale: float, last: bool) -> None:
-        """Add a part's gradients; in the last pass, buckets start as they become final."""
-        backward(
-            loss,
-            scale,
-            sink=self.reducer.lives.accumulate,
-            on_final=self.reducer.on_final if last else None,
+    def forward(
+        self, part: Part, chunk: int, came: Array | None, *, training: bool
+    ) -> tuple[Tensor | None, Tensor]:
+        """What came into a chunk, as a leaf, and what the chunk makes of it: at the end of the
+        chain a part's loss, already divided by the tokens of the global batch."""
+        entry = None if came is None else Tensor(came, requires_grad=training)
+        x: Any = part.tokens if entry is None else entry
+        with window(part.window(self.seed, training)):
+            for link in self.chunks[chunk]:
+                x = link(x, part.positions)
+            if self.is_last[chunk]:
+                x = self.module.loss(x, part.labels, total=part.total)
+        return entry, x
+
+    def _backward(self, out: Tensor, grad_out: Any, turn: Turn) -> Backward:
+        """Add a part's gradients; in a chunk's last pass, buckets start as they become final."""
+        last = self.last[turn.chunk] == turn.micro_batch
+        running = Backward(
+            out,
+            grad_out,
+            sink=self._accumulate,
+            on_final=self._on_final if last else None,
             after_node=self.reducer.progress if last else None,
         )
+        running.run() if turn.kind == BACKWARD else running.run_activations()
+        return running
+
+    def _accumulate(self, leaf: Tensor, grad: Array, shared: bool) -> None:
+        """Where a gradient goes: a parameter's to its place, that of what came in to the leaf."""
+        sink = self.reducer.lives.accumulate if isinstance(leaf, Parameter) else accumulate
+        sink(leaf, grad, shared)
+
+    def _on_final(self, leaf: Tensor) -> None:
+        if isinstance(leaf, Parameter):
+            self.reducer.on_final(leaf)
+
+    def _gradient(self, entry: Tensor) -> Array:
+        """The gradient of what came in, rounded as between any two nodes."""
+        grad = (
+            entry.grad if entry.grad is not None else namespace(entry.array).zeros_like(entry.array)
+        )
+        return grad.astype(entry.dtype, copy=False)
 
 
 class ParallelModel:
@@ -99,16 +191,16 @@ class ParallelModel:
             same ones, unless optimizer state is sharded.
     """
 
-    def __init__(self, module: Any, mesh: Mesh, table: Placements, reducer: Reducer, *,
-                 micro_batches: int, seed: int):  # fmt: skip
+    def __init__(self, module: Any, mesh: Mesh, table: Placements, reducer: Reducer,
+                 chunks: Sequence[range], *, micro_batches: int, seed: int):  # fmt: skip
         self.module, self.mesh, self.table = module, mesh, table
         self.lives, self.stepped = reducer.lives, reducer.stepped
         self.parameters: dict[str, Parameter] = dict(self.lives.parameters)
         self.modules: dict[str, Module] = dict(module.modules())
         self.norm = Norm(table, self.stepped, mesh)
         self.shares = Shares(mesh, micro_batches)
-        schedule = one_stage(micro_batches)
-        self.worker = Worker(module, schedule, mesh.coordinates["pp"], reducer, seed)
+        schedule = schedule_of(mesh.layout, micro_batches)
+        self.worker = Worker(module, chunks, schedule, mesh["pp"], reducer, seed)
         self._losses = mesh["dp", "shard", "cp", "pp"]
 
     @np.errstate(over="ignore", invalid="ignore")  # what is not finite is found later, by name
@@ -130,9 +222,7 @@ class ParallelModel:
         """The plain cross-entropy of a batch over all its tokens: without gradients, dropout, or
         what is added to the loss for training."""
         [part] = self.shares.of(batch, micro_batches=1)
-        with no_grad():
-            value = self.worker.loss(part, training=False).item()
-        return Loss(self._sum(value), part.total)
+        return Loss(self._sum(self.worker.evaluate(part)), part.total)
 
     def gradient_norm(self) -> float:
         """The norm of the whole gradient, each distinct element once."""

@@ -23,7 +23,7 @@ SEAMS = {
     # The batch and the loss.
     "total": "minitrain.parallel.data:Shares.total",
     "window": "minitrain.parallel.data:Part.window",
-    "loss": "minitrain.parallel.worker:Worker.loss",
+    "forward": "minitrain.parallel.worker:Worker.forward",
     "data_index": "minitrain.parallel.mesh:Mesh.data_index",
     # Gradients and their norm.
     "accumulate": "minitrain.parallel.flat:Flat.accumulate",
@@ -67,7 +67,7 @@ FAULTS: dict[str, Fault] = {
         for name, seam in {
             "mean-of-local-means": "total",
             "loss-not-divided": "total",
-            "mean-of-micro-batches": "loss",
+            "mean-of-micro-batches": "forward",
             "rank-not-reduced": "start",
             "parameter-skipped": "finish",
             "result-lost": "finish",

@@ -33,14 +33,14 @@ def loss_not_divided(total: Any) -> Any:
     return lambda shares, valid: 1
 
 
-def mean_of_micro_batches(loss: Any) -> Any:
+def mean_of_micro_batches(forward: Any) -> Any:
     """Every micro-batch divides by its own tokens, then all average: transformers #24725."""
 
-    def planted(worker: Worker, part: Part, training: bool) -> Any:
-        micro_batches = len(worker.instructions) // 2
+    def planted(worker: Worker, part: Part, *rest: Any, **options: Any) -> Any:
+        micro_batches = len({turn.micro_batch for turn in worker.turns})
         means = micro_batches * worker.reducer.mesh.data.size
         valid = int(np.count_nonzero(part.labels != IGNORE))
-        return loss(worker, replace(part, total=max(valid, 1) * means), training)
+        return forward(worker, replace(part, total=max(valid, 1) * means), *rest, **options)
 
     return planted
 
