@@ -27,7 +27,7 @@ from turns import Step, in_turns
 from minitrain.array import keep_memory
 from minitrain.comm import Group, mpiexec_command, run_ranks, world
 from minitrain.comm.algorithms.choose import ALGORITHMS
-from minitrain.comm.run import cores
+from minitrain.machine import cores
 
 MB = 1 << 20
 SIZES = (1 << 10, MB, 4 * MB, 16 * MB, 64 * MB)

@@ -12,8 +12,8 @@ from torch_models import load, loss_of, peer_of
 
 from minitrain.batch import Batch
 from minitrain.comm import Group
-from minitrain.comm.run import fitting_blas_threads
 from minitrain.layout import Layout
+from minitrain.machine import fitting_blas_threads
 from minitrain.nn import GPTConfig, LlamaConfig
 from minitrain.nn.config import Config, to_values
 from minitrain.nn.families import declare

@@ -23,7 +23,7 @@ from turns import take_turns, wait_for_quiet
 
 from minitrain.array import keep_memory
 from minitrain.comm import Group, run_ranks
-from minitrain.comm.run import cores
+from minitrain.machine import cores
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ def _version(name: str) -> str:
 
 
 def _cores() -> str:
-    from minitrain.comm.run import cores
+    from minitrain.machine import cores
 
     threads = os.environ.get("OMP_NUM_THREADS")
     return f"{cores()}" + (f", OMP_NUM_THREADS={threads}" if threads else "")

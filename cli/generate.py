@@ -34,7 +34,7 @@ def generate(checkpoint: str | None, run_dir: str | None, prompt: str, tokens: i
     """
     if checkpoint is not None and run_dir is not None:
         raise click.UsageError("CHECKPOINT and --run-dir both say which model; give one of them")
-    from minitrain.comm.device import array_module
+    from minitrain.machine import array_module
     from minitrain.train.data.tokenizer import show
     from minitrain.train.generate import Sampling
     from minitrain.train.sample import find, sample

@@ -19,6 +19,7 @@ from minitrain.layout import did_you_mean
 COMMANDS = {
     "train": ("train", "train"),
     "verify": ("verify", "verify"),
+    "plan": ("plan", "plan"),
     "generate": ("generate", "generate"),
     "convert": ("convert", "convert"),
     "doctor": ("doctor", "doctor"),

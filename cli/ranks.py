@@ -70,7 +70,7 @@ class Ranks(NamedTuple):
         Raises:
             DeviceError: a GPU is asked for, and CuPy or the GPU is missing.
         """
-        from minitrain.comm.device import array_module
+        from minitrain.machine import array_module
 
         return array_module(self.device)
 
@@ -95,8 +95,12 @@ class Ranks(NamedTuple):
         largest: operations of a rank's largest matrix product, which BLAS gets threads for.
         """
         from minitrain.comm import run_ranks, world
-        from minitrain.comm.device import take_gpu
-        from minitrain.comm.run import SMALL_PRODUCT, fitting_blas_threads, set_blas_threads
+        from minitrain.machine import (
+            SMALL_PRODUCT,
+            fitting_blas_threads,
+            set_blas_threads,
+            take_gpu,
+        )
 
         def on_device(group: Group) -> T:
             if self.device == "gpu":  # of this thread: each one has its own current device

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from minitrain.array import Array, namespace
-from minitrain.errors import UserError
 
 
 def synchronise(x: Array) -> None:
@@ -48,44 +47,3 @@ def _pinned(x: Array) -> Any:
     import cupyx
 
     return cupyx.empty_pinned(x.shape, x.dtype)
-
-
-class DeviceError(UserError):
-    """A GPU is asked for where none can be used."""
-
-
-def array_module(device: str) -> Any:
-    """What arrays of a device are made with: numpy for "cpu"; for "gpu" cupy, if it sees one.
-
-    No GPU is touched, so that ranks which share a node may ask before each takes its own.
-
-    Raises:
-        DeviceError: CuPy is missing, or finds no GPU that it can use.
-    """
-    if device == "cpu":
-        return np
-    try:
-        import cupy
-
-        gpus, reason = cupy.cuda.runtime.getDeviceCount(), "it sees none"
-    except ModuleNotFoundError as error:
-        raise DeviceError(
-            f"a GPU needs CuPy ({error}): pip install 'minitrain[cuda12]', or 'minitrain[cuda13]' "
-            "with CUDA 13; or take --device cpu"
-        ) from error
-    except Exception as error:  # a driver or library that is missing or too old, in many wordings
-        gpus, reason = 0, str(error)
-    if gpus == 0:
-        raise DeviceError(
-            f"CuPy can use no GPU: {reason}; see what `nvidia-smi` says, or take --device cpu"
-        )
-    return cupy
-
-
-def take_gpu(local_rank: int) -> int:
-    """Make this thread use the GPU of its rank on its node, and return the GPU's number."""
-    import cupy
-
-    gpu = local_rank % cupy.cuda.runtime.getDeviceCount()
-    cupy.cuda.Device(gpu).use()
-    return int(gpu)

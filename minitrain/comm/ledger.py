@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -11,6 +11,10 @@ from minitrain.array import Array
 
 if TYPE_CHECKING:
     from minitrain.comm.group import Group
+
+
+Name: TypeAlias = str | None
+"""Of what is asked for; None: of all."""
 
 
 class Record(NamedTuple):
@@ -45,21 +49,13 @@ class Ledger:
         self._bytes[record] += nbytes
 
     def bytes(
-        self,
-        op: str | None = None,
-        axis: str | None = None,
-        purpose: str | None = None,
-        algorithm: str | None = None,
+        self, op: Name = None, axis: Name = None, purpose: Name = None, algorithm: Name = None
     ) -> int:
         """Payload bytes sent: all, or those of one op, mesh axis, purpose or algorithm."""
         return _sum(self._bytes, (op, algorithm, axis, purpose))
 
     def messages(
-        self,
-        op: str | None = None,
-        axis: str | None = None,
-        purpose: str | None = None,
-        algorithm: str | None = None,
+        self, op: Name = None, axis: Name = None, purpose: Name = None, algorithm: Name = None
     ) -> int:
         """Messages sent: all, or those of one op, mesh axis, purpose or algorithm."""
         return _sum(self._messages, (op, algorithm, axis, purpose))

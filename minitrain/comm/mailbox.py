@@ -1,7 +1,12 @@
-"""What thread ranks share: boxes of messages, one lock, and who is asleep."""
+"""What thread ranks share: boxes of messages, one lock, and who is asleep.
+
+What people are told of it is built only when ranks do not meet, so that it costs nothing before;
+while a world is failing, so that must not itself raise.
+"""
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -9,10 +14,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from minitrain.array import Array
-from minitrain.comm import report
 from minitrain.comm.errors import DeadlockError, RankFailedError
-from minitrain.comm.operation import Peers
+from minitrain.comm.operation import Peers, call_site
 from minitrain.comm.reduction import Combine
+from minitrain.comm.transport import shape_of
 
 if TYPE_CHECKING:
     from minitrain.comm.threads import ThreadTransport
@@ -22,6 +27,9 @@ RUNNABLE = 64
 
 Tag: TypeAlias = tuple[int, int]
 """A route: the channel, and which call on it."""
+
+_SHOWN = 32
+"""Rows of a table that are shown before the rest is counted."""
 
 Key: TypeAlias = tuple[int, int, Tag]
 """What a message and its receive have in common: source, dest, route."""
@@ -91,7 +99,7 @@ class World:
     def decide(self) -> None:
         """All live ranks are asleep, if there are any: a deadlock; the caller holds the lock."""
         if self.failure is None and self.live:
-            self._fail(DeadlockError(report.deadlock(self)))
+            self._fail(DeadlockError(_deadlock(self)))
 
     def _fail(self, failure: BaseException) -> None:
         if self.failure is None:
@@ -105,8 +113,55 @@ class World:
         if isinstance(self.failure, DeadlockError):
             raise DeadlockError(str(self.failure))
         if self.failure is not None:
-            raise RankFailedError(f"another rank failed: {report.one_line(self.failure)}")
+            raise RankFailedError(f"another rank failed: {_one_line(self.failure)}")
 
     def leftovers(self) -> str | None:
         """What was sent and never received, or the other way round; None if nothing was."""
-        return report.unmatched(self) if self.sent or self.posted else None
+        ends = [end for boxes in (self.sent, self.posted) for box in boxes.values() for end in box]
+        rows = [f"  rank {end.owner.rank}: {_phrase(self, end)}" for end in ends]
+        return "\n".join(["the ranks returned and left behind:", *_shorten(rows)]) if rows else None
+
+
+def _one_line(failure: BaseException) -> str:
+    return f"{type(failure).__name__}: {failure}".splitlines()[0]
+
+
+def _deadlock(world: World) -> str:
+    """The table of a DeadlockError: who waits for what and where, and what lies unmatched."""
+    frames = sys._current_frames()
+    rows = []
+    for rank in world.ranks:
+        if rank.awaited:
+            waits = [end for requests in rank.awaited for end in requests if not end.done]
+            what = "; ".join(_phrase(world, end) for end in waits)
+            frame = frames.get(rank.thread)
+            where = call_site(frame) if frame is not None else "an unknown place"
+            rows.append(f"  rank {rank.rank} waits to {what}, at {where}")
+    done = world.size - world.live
+    head = f"deadlock: each of the {world.live} live ranks waits, and no message is on its way"
+    tail = [f"  ranks that have already returned: {done}"] if done else []
+    return "\n".join([f"{head}:", *_shorten(rows), *tail, _unmatched_sends(world)])
+
+
+def _unmatched_sends(world: World) -> str:
+    """Messages that were sent and not received."""
+    sends = [end for box in world.sent.values() for end in box]
+    if not sends:
+        return "no message lies unmatched"
+    rows = [f"  rank {end.key[0]}: {_phrase(world, end)}" for end in sends]
+    return "\n".join(["unmatched messages:", *_shorten(rows)])
+
+
+def _phrase(world: World, end: Message) -> str:
+    """One end of a message, as a phrase that begins with its verb."""
+    source, dest, (channel, _) = end.key
+    name = world.names.get(channel, "an unnamed group")
+    if end.array is not None and end.owner.rank == source:
+        return f"send {shape_of(end.array)} to rank {dest} ({name})"
+    what = f" {shape_of(end.expected)}" if end.expected is not None else ""
+    return f"receive{what} from rank {source} ({name})"
+
+
+def _shorten(rows: list[str]) -> list[str]:
+    more = [f"  ... and {len(rows) - _SHOWN} more"] if len(rows) > _SHOWN else []
+    return [*rows[:_SHOWN], *more]

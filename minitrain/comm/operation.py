@@ -43,6 +43,16 @@ def call_site(frame: FrameType | None = None) -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
+def mismatch(group: object, *calls: tuple[int, str, str]) -> str:
+    """Two members that made different calls: the rank, call and site of each."""
+    rows = [f"  rank {rank}: {call} at {site}" for rank, call, site in calls]
+    head = (
+        f"ranks of {group} disagree about a collective: all members must make the same "
+        "calls in the same order"
+    )
+    return "\n".join([head, *rows])
+
+
 @dataclass(slots=True, eq=False)
 class Peers:
     """A group's members, as one call sees them: send to and receive from ranks 0 to size - 1.
@@ -186,13 +196,12 @@ class Operation:
         if not self.done:
             transport, start = self._transport, perf_counter()
             active = transport.active
-            if self not in active:
+            if self not in active and not self.advance():
                 active.append(self)
             while not self.done:
+                transport.wait([operation.pending for operation in active])
                 for operation in tuple(active):
                     operation.advance()
-                if not self.done:
-                    transport.wait([operation.pending for operation in active])
             if transport.outbox:
                 transport.push()
             transport.seconds += perf_counter() - start

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import cache
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from minitrain.comm.errors import CommError, RankFailedError
 from minitrain.comm.group import Group
 from minitrain.comm.mailbox import World
 from minitrain.comm.threads import thread_world
+from minitrain.machine import blas_threads, cores
 
 T = TypeVar("T")
 
@@ -57,8 +55,7 @@ def run_ranks(
         _run(world, threads)
     if world.failure is not None:
         raise world.failure
-    left = world.leftovers()
-    if left is not None:
+    if left := world.leftovers():
         raise CommError(left)
     return results
 
@@ -73,7 +70,8 @@ def _be(
         try:
             results[rank] = fn(Group(transport, tuple(range(world.size))), *args)
         except BaseException as failure:
-            _note_rank(failure, rank)
+            if not isinstance(failure, RankFailedError):
+                failure.add_note(f"raised by rank {rank}")
             world.fail(failure)
         finally:
             world.leave()
@@ -92,63 +90,3 @@ def _run(world: World, threads: list[threading.Thread]) -> None:
     except BaseException as interrupt:
         world.fail(interrupt)
     world.ended.wait(GRACE)
-
-
-def _note_rank(failure: BaseException, rank: int) -> None:
-    """Let the traceback say which rank it is from."""
-    if not isinstance(failure, RankFailedError):
-        failure.add_note(f"raised by rank {rank}")
-
-
-def core_numbers() -> set[int]:
-    """The processor cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return os.sched_getaffinity(0)
-    return set(range(os.cpu_count() or 1))
-
-
-def cores() -> int:
-    """How many processor cores this process may use."""
-    return len(core_numbers())
-
-
-@contextmanager
-def blas_threads(n: int) -> Iterator[None]:
-    """Give BLAS n threads (at least 1) in here, unless the user has set OMP_NUM_THREADS.
-
-    One BLAS thread a core in each of several ranks makes them fight: a step of two ranks on two
-    cores took six times as long.
-    """
-    if "OMP_NUM_THREADS" in os.environ:
-        yield
-        return
-    with _blas().limit(limits=max(1, n), user_api="blas"):
-        yield
-
-
-def set_blas_threads(n: int) -> None:
-    """The same, from here on. From the main thread: OpenBLAS does not hear the others."""
-    if "OMP_NUM_THREADS" not in os.environ:
-        _blas().limit(limits=max(1, n), user_api="blas")
-
-
-SMALL_PRODUCT = 2e8
-"""Operations of a matrix product, some 2 ms of one core, below which BLAS should not share it."""
-
-
-def fitting_blas_threads(largest: float, ranks: int = 1) -> int:
-    """BLAS threads for each of some ranks on this machine, by their largest matrix product.
-
-    BLAS threads spin while they wait for each other. A product of a millisecond gains little from
-    a second core, and beside one other busy program it waits until that gives the core back: steps
-    of 35 ms took 700 now and then, and on average ten times as long.
-    """
-    return 1 if largest < SMALL_PRODUCT else max(1, cores() // ranks)
-
-
-@cache
-def _blas() -> Any:
-    """The BLAS libraries of this process; finding them takes longer than setting their threads."""
-    from threadpoolctl import ThreadpoolController
-
-    return ThreadpoolController()

@@ -21,12 +21,12 @@ from typing import cast
 import numpy as np
 
 from minitrain.array import Array
-from minitrain.comm import device, report
+from minitrain.comm import device
 from minitrain.comm.errors import MismatchError
 from minitrain.comm.mailbox import Boxes, Message, Tag, World
-from minitrain.comm.operation import Peers, call_site
+from minitrain.comm.operation import Peers, call_site, mismatch
 from minitrain.comm.reduction import Combine
-from minitrain.comm.transport import Request, Transport
+from minitrain.comm.transport import Request, Transport, shape_of
 
 LARGE = 1 << 15
 """Bytes from which a copy takes longer than to wake the receiver, who makes it then."""
@@ -62,7 +62,7 @@ class ThreadTransport(Transport):
             first = world.calls.setdefault(tag, peers)
             if (first.op, first.algorithm, first.agreed) != call:
                 calls = [(each.rank, each.call, each.site) for each in (first, peers)]
-                raise MismatchError(report.mismatch(peers.group, *calls))
+                raise MismatchError(mismatch(peers.group, *calls))
             first.entered += 1
             if first.entered == peers.size:
                 del world.calls[tag]
@@ -140,8 +140,8 @@ class ThreadTransport(Transport):
         if expected is not None and (x.shape != expected.shape or x.dtype != expected.dtype):
             source, dest, _ = receive.key
             receive.error = ValueError(
-                f"rank {dest} expected {report.array(expected)} from rank {source}, "
-                f"which sent {report.array(x)}"
+                f"rank {dest} expected {shape_of(expected)} from rank {source}, "
+                f"which sent {shape_of(x)}"
             )
         elif room is None:
             receive.array = x if message.given else x.copy()

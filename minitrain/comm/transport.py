@@ -151,3 +151,8 @@ class Transport(ABC):
     def header_bytes(self, x: Array) -> int:
         """What a header adds to the message x: 0 where arrays are handed over as objects."""
         return 0
+
+
+def shape_of(x: Any) -> str:
+    """An array's dtype and shape: "float32 (3, 4)"."""
+    return f"{x.dtype} {tuple(x.shape)}"

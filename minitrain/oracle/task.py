@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from minitrain.batch import Batch
-from minitrain.comm.run import blas_threads
+from minitrain.machine import blas_threads
 from minitrain.nn import CrossEntropy, GPTConfig, LlamaConfig
 from minitrain.nn.config import Config
 from minitrain.nn.families import Model, declare

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minitrain.array import from_host
-from minitrain.comm.run import fitting_blas_threads, set_blas_threads
+from minitrain.machine import fitting_blas_threads, set_blas_threads
 from minitrain.train import folder
 from minitrain.train.checkpoint import files
 from minitrain.train.checkpoint.manifest import CheckpointError

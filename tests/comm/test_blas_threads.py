@@ -10,7 +10,7 @@ from threadpoolctl import threadpool_info
 
 from minitrain.comm import run_ranks
 from minitrain.comm.group import Group
-from minitrain.comm.run import SMALL_PRODUCT, blas_threads, cores, fitting_blas_threads
+from minitrain.machine import SMALL_PRODUCT, blas_threads, cores, fitting_blas_threads
 
 pytestmark = pytest.mark.skipif(
     "OMP_NUM_THREADS" in os.environ, reason="OMP_NUM_THREADS wins, as it should"

@@ -10,7 +10,8 @@ import pytest
 import standin
 from device_collectives import check_collectives
 
-from minitrain.comm import Group, device, run_ranks
+from minitrain.comm import Group, run_ranks
+from minitrain.machine import take_gpu
 
 
 def test_collectives_use_what_cupy_has() -> None:
@@ -32,7 +33,7 @@ def test_a_rank_takes_the_gpu_of_its_place_on_its_node(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))
 
     def program(group: Group) -> tuple[int, int]:
-        return group.transport.local_rank, device.take_gpu(group.transport.local_rank)
+        return group.transport.local_rank, take_gpu(group.transport.local_rank)
 
     places = run_ranks(5, program, nodes=[7, 7, 3, 7, 3])
     assert places == [(0, 0), (1, 1), (0, 0), (2, 0), (1, 1)]

@@ -16,7 +16,7 @@ from fake_gpu import DeviceArray
 from threadpoolctl import threadpool_info
 
 from minitrain.comm import Group, LauncherError, launched, mpiexec_command, run_ranks
-from minitrain.comm.run import cores
+from minitrain.machine import cores
 
 ALGORITHMS = ("doubling", "halving", "ring", "tree", "pairwise", "hierarchical")
 

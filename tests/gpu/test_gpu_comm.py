@@ -9,6 +9,7 @@ import pytest
 from device_collectives import check_collectives
 
 from minitrain.comm import Group, device, run_ranks
+from minitrain.machine import take_gpu
 
 
 @pytest.fixture(scope="module")
@@ -56,4 +57,4 @@ def test_staging_through_pinned_memory(cupy: Any) -> None:
 
 
 def test_a_rank_takes_a_gpu(cupy: Any) -> None:
-    assert device.take_gpu(0) == 0
+    assert take_gpu(0) == 0

@@ -13,7 +13,10 @@ from hypothesis import strategies as st
 from minitrain.comm import run_ranks
 from minitrain.comm.group import Group
 from minitrain.layout import AXES, Layout, LayoutError
+from minitrain.nn import GPTConfig
 from minitrain.nn.module import Parameter, constant
+from minitrain.oracle import Row, Task
+from minitrain.oracle.verify import verify_rank
 from minitrain.parallel import Mesh
 from minitrain.parallel.placement import Place, Placement
 
@@ -104,6 +107,60 @@ def test_a_mesh_may_be_on_some_of_the_ranks() -> None:
     nodes: tuple[int, ...] = (0, 0, 1, 1)
     assert seen[2] == ((2, 3), (2, 3), (2, 4), nodes, [])
     assert seen[5] == ((4, 5), (4, 5), (3, 5), nodes, [])
+
+
+def test_two_meshes_on_parts_of_the_ranks_train_at_once() -> None:
+    """Six ranks in two jobs: each is held against one device, tensor by tensor."""
+    config = GPTConfig(vocab=11, context=6, layers=1, heads=3, width=12, dropout=0.1)
+    jobs = [
+        (Task(config, steps=2, batch=6, bucket=512, seed=seed), Layout.parse(layout))
+        for seed, layout in ((0, "dp2,tp2"), (1, "dp2"))
+    ]
+    references = [task.reference() for task, _ in jobs]
+
+    def rank(group: Group) -> list[Row]:
+        which = int(group.rank >= 4)
+        task, layout = jobs[which]
+        return verify_rank(group.split(which), layout, task, references[which])
+
+    found = run_ranks(6, rank, synchronous=True)
+    for job in (found[:4], found[4:]):
+        assert {row.rank for rows in job for row in rows} == set(range(len(job)))
+    assert [str(row) for rows in found for row in rows if not row.ok] == []
+
+
+EXPERTS = [
+    "dp4,ep2", "dp4,ep4", "dp6,ep3", "dp2,cp2,ep2", "dp2,cp2,ep4", "dp4,cp2,ep4", "dp3,cp2,ep6",
+    "dp2,shard3,zero1,ep6", "shard4,zero3,cp2,ep2", "dp2,tp2,ep2", "dp2,pp2,tp2,ep2", "dp3", "tp2",
+    "dp4,tp2,ep2,order=tp-dp-pp-shard-cp",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", EXPERTS)
+def test_experts_are_cut_over_one_part_of_the_data_ranks_and_shared_over_the_other(
+    layout: str,
+) -> None:
+    """ "ep" and "edp" each partition the data ranks, and cross in exactly one rank."""
+    seen = on_each(layout, lambda mesh: (mesh.data.ranks, mesh["ep"].ranks, mesh["edp"].ranks))
+    for rank, (data, cut, shared) in enumerate(seen):
+        assert len(cut) == Layout.parse(layout).ep
+        assert len(cut) * len(shared) == len(data)
+        for members, place in ((data, 0), (cut, 1), (shared, 2)):
+            assert rank in members
+            assert set(members) <= set(data)
+            assert all(seen[other][place] == members for other in members)  # they agree
+        assert all(len(set(cut) & set(seen[other][2])) == 1 for other in data)
+
+
+def test_a_group_of_a_derived_axis_adds_up_over_it_alone() -> None:
+    """Experts are cut over neighbours."""
+
+    def total(group: Group) -> tuple[float, float]:
+        mesh, mine = Mesh(group, Layout.parse("dp4,ep2")), float(group.rank)
+        return float(mesh["ep"].all_reduce(mine)), float(mesh["edp"].all_reduce(mine))
+
+    sums = run_ranks(4, total, synchronous=True)
+    assert sums == [(1.0, 2.0), (1.0, 4.0), (5.0, 2.0), (5.0, 4.0)]
 
 
 def test_a_mesh_of_thousands_of_ranks_does_not_look_at_each(

@@ -104,7 +104,9 @@ class Dropped(Module):
         return F.dropout(self.weight * x, 0.5, key, np.arange(64))
 
 
-@pytest.mark.parametrize("wrap", [lambda m: m, RecomputedBlock, lambda m: RecomputedBlock(RecomputedBlock(m))])
+@pytest.mark.parametrize(
+    "wrap", [lambda m: m, RecomputedBlock, lambda m: RecomputedBlock(RecomputedBlock(m))]
+)
 def test_the_gradient_goes_where_the_output_went(wrap: Any) -> None:
     """Case H1: it is 2x where y is not zero, and zero where it is."""
     module, x = Dropped(), np.arange(1.0, 65.0)

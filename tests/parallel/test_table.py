@@ -119,7 +119,7 @@ def test_links_of_stages_make_up_the_chain() -> None:
     for text, stages in (("pp1", None), ("pp3", None), ("pp3", [0, 3, 0]), ("pp2", [3, 0])):
         layout = Layout.parse(text)
         found = [list(own_links(3, layout, rank, stages)) for rank in range(layout.pp)]
-        assert sum(found, []) == [0, 1, 2, 3, 4]
+        assert [link for links in found for link in links] == [0, 1, 2, 3, 4]
         assert 0 in found[0]
         assert 4 in found[-1]
     assert list(own_links(3, Layout(pp=3), 1, [0, 3, 0])) == [1, 2, 3]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from minitrain.comm.run import core_numbers
+from minitrain.machine import core_numbers
 
 _MOST_CORES = 8192
 

@@ -9,10 +9,10 @@ import numpy as np
 from mpi4py import MPI
 
 from minitrain.array import Array, namespace
-from minitrain.comm import device, report
+from minitrain.comm import device
 from minitrain.comm.mpi.wire import as_bytes, decoded, parts
 from minitrain.comm.reduction import Combine
-from minitrain.comm.transport import Request
+from minitrain.comm.transport import Request, shape_of
 
 
 class Address(NamedTuple):
@@ -42,7 +42,7 @@ class MPIRequest:
 
     def refuse(self, sent: str) -> None:
         """The message has not the bytes that it must have."""
-        expected = report.array(self.array)
+        expected = shape_of(self.array)
         self.error = ValueError(f"expected {expected} from rank {self.peer}, which sent {sent}")
 
     def decode(self, data: Any, like: Array | None) -> None:

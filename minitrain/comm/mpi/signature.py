@@ -8,9 +8,10 @@ from __future__ import annotations
 import numpy as np
 
 from minitrain.array import digest
-from minitrain.comm import report
+from minitrain.comm.algorithms.direct import all_gather_pairwise
+from minitrain.comm.algorithms.pieces import Pieces
 from minitrain.comm.errors import MismatchError
-from minitrain.comm.operation import Peers, Steps, call_site
+from minitrain.comm.operation import Peers, Steps, call_site, mismatch
 
 _LENGTH = 512
 """Bytes in which a call and its place are told; a longer text is cut, so its digest goes first."""
@@ -24,17 +25,15 @@ def checked(peers: Peers, steps: Steps) -> Steps:
     call, site = peers.call, call_site()
     told = Peers(peers.group, "check", "pairwise", "control", peers.ranks, peers.rank, peers.size)
     told.route = peers.route
-    others = [(peers.rank + shift) % peers.size for shift in range(1, peers.size)]
-    arrivals = {rank: np.empty(_LENGTH, np.uint8) for rank in others}
     mark = f"{digest(call):x}"
+    texts = Pieces(np.empty(_LENGTH * peers.size, np.uint8), [_LENGTH] * peers.size)
     text = f"{mark}\n{call}\n{site}".encode()[:_LENGTH].ljust(_LENGTH)
-    message = np.frombuffer(text, np.uint8)
-    receives = [told.receive(arrivals[rank], rank) for rank in others]
-    yield [*receives, *(told.send(message, rank) for rank in others)]
-    for rank, arrival in arrivals.items():
-        other, theirs, *where = arrival.tobytes().decode(errors="replace").rstrip().split("\n")
+    texts[peers.rank][...] = np.frombuffer(text, np.uint8)
+    yield from all_gather_pairwise(told, texts)
+    for rank in range(peers.size):
+        other, theirs, *where = texts[rank].tobytes().decode(errors="replace").rstrip().split("\n")
         if other != mark:
             there = where[0] if where else "a place too long to tell"
             calls = (peers.rank, call, site), (rank, theirs, there)
-            raise MismatchError(report.mismatch(peers.group, *calls))
+            raise MismatchError(mismatch(peers.group, *calls))
     return (yield from steps)

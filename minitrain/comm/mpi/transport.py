@@ -86,8 +86,9 @@ class MPITransport(Transport):
 
     def begin(self, channel: int, peers: Peers) -> Address:
         """See `Transport.begin`: other members' calls cannot be seen."""
-        self.sequences[channel] += 1
-        return self.route(channel, self.sequences[channel] - 1)
+        sequence = self.sequences[channel]
+        self.sequences[channel] = sequence + 1
+        return self.route(channel, sequence)
 
     def route(self, channel: int, sequence: int) -> Address:
         """See `Transport.route`. Each 256th call has the same tag: it waits for the one before."""
@@ -106,15 +107,17 @@ class MPITransport(Transport):
         self, x: Array, dest: int, route: Address, *, copy: bool = False, header: bool = False
     ) -> Request:
         """See `Transport.send`. What was copied is kept here until it has left."""
+        outlet = self._outlets.get(dest)
         if not isinstance(x, np.ndarray):
             x = device.readable(x, self._options.cuda_aware)
         data = flat(x)
+        if outlet is not None and not copy and not header:
+            return outlet.send(data, dest, route)
         if header:
             data = np.concatenate([as_bytes(data), header_of(x)])
         elif copy:
             data = data.copy()
         synchronous = copy and self._options.synchronous
-        outlet = self._outlets.get(dest)
         message: Request
         if outlet is not None:
             message = outlet.send(data, dest, route)

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from minitrain.array import Array, from_host, namespace
-from minitrain.comm import report
-from minitrain.comm.transport import DTYPES
+from minitrain.comm.transport import DTYPES, shape_of
 
 _MAGIC = 0x6D696E69_74720000
 
@@ -55,14 +54,12 @@ def decoded(data: Any, like: Array | None, source: int) -> Array:
     if x is None:
         if like is not None and data.size == like.nbytes:
             return from_host(data.view(like.dtype).reshape(like.shape), namespace(like))
-        expected = "`like` is missing" if like is None else f"{report.array(like)} was expected"
+        expected = "`like` is missing" if like is None else f"{shape_of(like)} was expected"
         raise ValueError(f"rank {source} sent {data.size} bytes without a header, and {expected}")
     if like is None:
         return x
     if x.shape != like.shape or x.dtype != like.dtype:
-        raise ValueError(
-            f"expected {report.array(like)} from rank {source}, which sent {report.array(x)}"
-        )
+        raise ValueError(f"expected {shape_of(like)} from rank {source}, which sent {shape_of(x)}")
     return from_host(x, namespace(like))
 
 

@@ -10,9 +10,9 @@ from minitrain.comm.mpi.abort import install_abort_hook
 from minitrain.comm.mpi.launch import Launch, launched
 from minitrain.comm.mpi.library import check_cuda_aware, started_mpi
 from minitrain.comm.mpi.options import MPIOptions
-from minitrain.comm.run import cores, set_blas_threads
 from minitrain.comm.threads import thread_world
 from minitrain.comm.transport import Transport
+from minitrain.machine import cores, set_blas_threads
 
 
 def world(options: MPIOptions = MPIOptions()) -> Group:  # noqa: B008 - it is frozen
