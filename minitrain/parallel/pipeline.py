@@ -19,12 +19,31 @@ the next one receives, and two neighbours that send to each other do not wait fo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from minitrain.array import Array
 from minitrain.comm.group import Group
 from minitrain.comm.operation import Operation
-from minitrain.schedules.transfer import Transfer
+from minitrain.schedules.instruction import Schedule
+from minitrain.schedules.transfer import Transfer, after, before
+
+
+class Turn(NamedTuple):
+    """An instruction, with what it needs of another virtual stage and makes for another."""
+
+    kind: int
+    micro_batch: int
+    chunk: int
+    take: Transfer | None
+    give: Transfer | None
+
+
+def turns_of(schedule: Schedule, rank: int) -> list[Turn]:
+    """What a rank of the pipeline does, in order."""
+    return [
+        Turn(*code, before(schedule.route, rank, *code), after(schedule.route, rank, *code))
+        for code in schedule.instructions(rank)
+    ]
 
 
 class Boundaries:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from fnmatch import fnmatchcase
+from math import prod
 from typing import NamedTuple
 
 from minitrain.layout import Layout, LayoutError
@@ -87,14 +88,29 @@ def table_of(
             if part in cuts:
                 places[name] = cuts[part]  # a shared one is cut once
     _check_patterns(frozen, shapes)
+    owned = _owned(shapes, on, layout) if layout.owner else {}
     return {
-        name: _entry(name, shape, on[name], places.get(name), layout, frozen)
+        name: _entry(name, shape, on[name], places.get(name), owned.get(name), layout, frozen)
         for name, shape in shapes.items()
     }
 
 
-def _entry(name: str, shape: Shape, ranks: set[int], tensor: Place | None, layout: Layout,
-           frozen: Collection[str]) -> Entry:  # fmt: skip
+def _owned(shapes: dict[str, Shape], on: dict[str, set[int]], layout: Layout) -> dict[str, Place]:
+    """For each parameter the one rank of the shard axis that steps it: of those on the same stages
+    the largest goes first, to the rank that has the least."""
+    loads: dict[frozenset[int], list[int]] = {}
+    found = {}
+    for name in sorted(shapes, key=lambda name: -prod(shapes[name])):
+        load = loads.setdefault(frozenset(on[name]), [0] * layout.shard)
+        owner = load.index(min(load))
+        load[owner] += prod(shapes[name])
+        holds = tuple(0 if rank == owner else None for rank in range(layout.shard))
+        found[name] = Place("shard", FLAT, holds)
+    return found
+
+
+def _entry(name: str, shape: Shape, ranks: set[int], tensor: Place | None, owned: Place | None,
+           layout: Layout, frozen: Collection[str]) -> Entry:  # fmt: skip
     """Where one parameter lives and is stepped; places in the order pp, tp, shard."""
     placement = Placement(partial=frozenset(DATA_AXES))
     if layout.pp > 1:
@@ -110,7 +126,7 @@ def _entry(name: str, shape: Shape, ranks: set[int], tensor: Place | None, layou
         placement = placement.with_partial("tp")
     state = placement
     if layout.shard > 1:
-        state = placement.with_place(cut("shard", FLAT, layout.shard))
+        state = placement.with_place(owned or cut("shard", FLAT, layout.shard))
     if layout.zero == 3:
         placement = state
     return Entry(shape, placement, None if _fits(name, frozen) else state)
@@ -156,9 +172,9 @@ def check_supported(layout: Layout) -> None:
     Raises:
         LayoutError: naming the axes.
     """
-    others = [axis for axis in ("shard", "cp", "ep") if getattr(layout, axis) > 1]
+    others = [axis for axis in ("cp", "ep") if getattr(layout, axis) > 1]
     if others:
         raise LayoutError(
             f"layout {layout} uses {', '.join(others)}, which this version cannot run yet; data, "
-            f"pipeline and tensor parallelism it can, such as dp{layout.size} or tp{layout.size}"
+            f"sharded, pipeline and tensor parallelism it can, such as dp{layout.size}"
         )

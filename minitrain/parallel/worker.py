@@ -21,19 +21,18 @@ from minitrain.nn.module import Module, Parameter, window
 from minitrain.parallel.data import Part, Shares
 from minitrain.parallel.mesh import Mesh
 from minitrain.parallel.norm import Norm
-from minitrain.parallel.pipeline import Boundaries
+from minitrain.parallel.pipeline import Boundaries, Turn, turns_of
 from minitrain.parallel.reduce import Reducer
 from minitrain.parallel.stages import schedule_of
 from minitrain.parallel.table import Placements
+from minitrain.parallel.zero import Shard, tell
 from minitrain.schedules import (
     BACKWARD,
     BACKWARD_INPUTS,
     BACKWARD_WEIGHTS,
     FORWARD,
     Schedule,
-    Transfer,
 )
-from minitrain.schedules.transfer import after, before
 
 
 class Loss(NamedTuple):
@@ -46,16 +45,6 @@ class Loss(NamedTuple):
 
     value: float
     tokens: int
-
-
-class Turn(NamedTuple):
-    """An instruction, with what it needs of another virtual stage and makes for another."""
-
-    kind: int
-    micro_batch: int
-    chunk: int
-    take: Transfer | None
-    give: Transfer | None
 
 
 class Worker:
@@ -73,11 +62,7 @@ class Worker:
         self.module, self.reducer, self.seed = module, reducer, seed
         self.chunks = [[module.link(link) for link in chunk] for chunk in chunks]
         self.boundaries, route = Boundaries(pp), schedule.route
-        self.turns = [
-            Turn(kind, m, chunk, before(route, pp.rank, kind, m, chunk),
-                 after(route, pp.rank, kind, m, chunk))
-            for kind, m, chunk in schedule.instructions(pp.rank)
-        ]  # fmt: skip
+        self.turns = turns_of(schedule, pp.rank)
         # By chunk, the pass after which it adds nothing more to any gradient.
         weights = (BACKWARD, BACKWARD_WEIGHTS)
         self.last = {turn.chunk: turn.micro_batch for turn in self.turns if turn.kind in weights}
@@ -107,13 +92,15 @@ class Worker:
                 made = out.array
                 value += out.item() if self.is_last[turn.chunk] else 0.0
             elif turn.kind == BACKWARD_WEIGHTS:
-                passes.pop(at)[1].run_weights()
+                self._weights(passes.pop(at)[1], turn.chunk)
             else:
                 entry, out = passes.pop(at)
-                seed = scale if self.is_last[turn.chunk] else came
-                running = self._backward(out, seed, turn)
+                running = self._backward(out, scale if self.is_last[turn.chunk] else came, turn)
                 if turn.kind == BACKWARD_INPUTS:
+                    running.run_activations()
                     passes[at] = None, running
+                else:
+                    self._weights(running, turn.chunk)
                 made = None if entry is None else self._gradient(entry)
             if turn.give is not None:
                 self.boundaries.give(turn.give, made)
@@ -150,17 +137,21 @@ class Worker:
         return entry, x
 
     def _backward(self, out: Tensor, grad_out: Any, turn: Turn) -> Backward:
-        """Add a part's gradients; in a chunk's last pass, buckets start as they become final."""
-        last = self.last[turn.chunk] == turn.micro_batch
-        running = Backward(
+        """A part's backward; in a chunk's last pass, buckets start as gradients become final."""
+        last = self.reducer.every_pass or self.last[turn.chunk] == turn.micro_batch
+        return Backward(
             out,
             grad_out,
             sink=self._accumulate,
             on_final=self._on_final if last else None,
             after_node=self.reducer.progress if last else None,
         )
-        running.run() if turn.kind == BACKWARD else running.run_activations()
-        return running
+
+    def _weights(self, running: Backward, chunk: int) -> None:
+        """Add the gradients of the weights, or of all where none have been made yet."""
+        self.reducer.begin_pass(chunk)
+        running.run_weights() if "activations" not in running.owed else running.run()
+        self.reducer.end_pass()
 
     def _accumulate(self, leaf: Tensor, grad: Array, shared: bool) -> None:
         """Where a gradient goes: a parameter's to its place, that of what came in to the leaf."""
@@ -194,7 +185,7 @@ class ParallelModel:
     def __init__(self, module: Any, mesh: Mesh, table: Placements, reducer: Reducer,
                  chunks: Sequence[range], *, micro_batches: int, seed: int):  # fmt: skip
         self.module, self.mesh, self.table = module, mesh, table
-        self.lives, self.stepped = reducer.lives, reducer.stepped
+        self.lives, self.stepped, self.reducer = reducer.lives, reducer.stepped, reducer
         self.parameters: dict[str, Parameter] = dict(self.lives.parameters)
         self.modules: dict[str, Module] = dict(module.modules())
         self.norm = Norm(table, self.stepped, mesh)
@@ -215,7 +206,7 @@ class ParallelModel:
         parts = self.shares.of(batch)
         loss = self.worker.run(parts, scale)
         if scale != 1:
-            self.stepped.gradient *= 1 / scale
+            self.stepped.scale(1 / scale)
         return Loss(self._sum(loss), parts[0].total)
 
     def evaluate(self, batch: Batch) -> Loss:
@@ -223,6 +214,13 @@ class ParallelModel:
         what is added to the loss for training."""
         [part] = self.shares.of(batch, micro_batches=1)
         return Loss(self._sum(self.worker.evaluate(part)), part.total)
+
+    def publish(self) -> None:
+        """After a step: what this rank has stepped goes to all ranks where it lives."""
+        self.lives.written()
+        if isinstance(self.stepped, Shard):
+            for bucket in self.reducer.buckets:
+                tell(bucket, self.lives, self.stepped)
 
     def gradient_norm(self) -> float:
         """The norm of the whole gradient, each distinct element once."""
@@ -234,7 +232,7 @@ class ParallelModel:
 
     def gradients(self) -> dict[str, Array]:
         """What this rank steps of the gradient of each parameter, by name."""
-        return self.stepped.views(self.stepped.gradient)
+        return {name: self.stepped.grad(name) for name in self.table if name in self.stepped.spans}
 
     def _sum(self, loss: float) -> float:
         """The losses of all parts of the batch, wherever in the pipeline they are known."""
