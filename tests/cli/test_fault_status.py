@@ -34,6 +34,7 @@ PLACES = [
     ("minitrain.train.step.Stepper.step", ("verify", "dp2", "--steps", "1")),
     ("minitrain.train.sample.generate", ("generate", "run")),
     ("minitrain.train.huggingface.pretrained.write", ("convert", "run", "new")),
+    ("minitrain.planner.published.predictions", ("plan", "--published")),
     ("minitrain.oracle.verify", ("doctor",)),
 ]
 
