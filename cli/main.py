@@ -18,6 +18,7 @@ from minitrain.layout import did_you_mean
 COMMANDS = {
     "train": ("train", "train"),
     "verify": ("verify", "verify"),
+    "schedule": ("schedule", "schedule"),
     "generate": ("generate", "generate"),
     "convert": ("convert", "convert"),
     "doctor": ("doctor", "doctor"),
