@@ -50,6 +50,10 @@ class Boundaries:
     """What passes between the virtual stages, from rank to rank or within this one.
 
     All transfers over a boundary in one direction go in the order of their micro-batches.
+
+    Attributes:
+        here: what stays on this rank, for another of its virtual stages.
+        leaving: sends that have not been waited for.
     """
 
     def __init__(self, group: Group):
@@ -71,12 +75,6 @@ class Boundaries:
             return self.here.pop(transfer)
         tag = 2 * transfer.boundary + transfer.gradient
         return self.group.recv(transfer.source, tag=tag)
-
-    def finish(self) -> None:
-        """The step is over: wait until all that was sent has left."""
-        for operation in self.leaving:
-            operation.wait()
-        self.leaving.clear()
 
 
 def keep(model: Any, chunks: Sequence[range]) -> None:
