@@ -144,12 +144,18 @@ def _check_patterns(patterns: Collection[str], names: Collection[str]) -> None:
 
 
 def check_layout(
-    layout: Layout, config: Config, *, batch: int | None = None, micro_batches: int = 1
+    layout: Layout,
+    config: Config,
+    *,
+    batch: int | None = None,
+    micro_batches: int = 1,
+    stages: Sequence[int] | None = None,
 ) -> None:
     """Refuse a layout that cannot run a model of a configuration's sizes; nothing is sent for it.
 
     Args:
         batch, micro_batches: sequences of the global batch, and what it is cut into.
+        stages: blocks of each (virtual) stage of the pipeline; by cost where None.
 
     Raises:
         LayoutError: naming both numbers, or the axes that this version cannot run yet.
@@ -164,6 +170,7 @@ def check_layout(
         vocab=config.vocab,
         context=config.context,
     )
+    chunks_of(config, layout, stages)
 
 
 def check_supported(layout: Layout) -> None:
