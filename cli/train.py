@@ -20,6 +20,7 @@ from .ranks import Ranks, rank_options
 
 if TYPE_CHECKING:
     from minitrain.comm.group import Group
+    from minitrain.layout import Layout
     from minitrain.train.config.sections import RunConfig
     from minitrain.train.folder import RunFolder
     from minitrain.train.loop import Outcome, Run, Stop
@@ -95,11 +96,25 @@ def _prepare(given: ConfigSources, ranks: Ranks, run_dir: str | None, resume: bo
         sizes_of(config.model, corpus.tokenizer.vocab),
         batch=config.data.batch,
         micro_batches=config.data.micro_batches,
+        stages=config.run.stage_sizes,
     )
     if start:
         notes += check_same(start, corpus, ranks.layout)
-    notes += [*config_notes(config), *corpus.notes]
+    notes += [*config_notes(config), *corpus.notes, *_idle_stages(ranks.layout, config)]
     return Run(config, ranks.layout, corpus, at, start, tuple(notes), xp)
+
+
+def _idle_stages(layout: Layout, config: RunConfig) -> Iterator[str]:
+    """A note where a pipeline has fewer micro-batches than stages, with a number that divides."""
+    data = config.data
+    rows = data.batch // layout.data_ranks
+    if data.micro_batches < layout.pp:
+        more = next((m for m in range(layout.pp, rows + 1) if rows % m == 0), None)
+        fix = f"--micro-batches {more} keeps them busy" if more else "a larger --batch has more"
+        yield (
+            f"{data.micro_batches} micro-batch(es) for {layout.pp} stages, so some stages always "
+            f"wait; {fix}"
+        )
 
 
 def _start(

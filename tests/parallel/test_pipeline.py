@@ -115,10 +115,15 @@ def test_the_preset_that_verify_takes_by_default() -> None:
         ("pp6", {}, r"5 links .* cannot be cut into 6 parts \(pp 6\)"),
         ("pp3,zb-v", {}, r"5 links .* cannot be cut into 6 parts \(pp 3 × chunks 2\)"),
         ("pp2", {"stages": (1, 1)}, "stages 1,1 have 2 blocks on 2 stages, but the model has 3"),
-        ("pp2", {"stages": (1, 1, 1)}, "blocks on 3 stages, but .* the layout 2 stages; give 2"),
+        ("pp2", {"stages": (1, 1, 1)}, "blocks on 3 stages, but .* the layout 2 stage.s.; give 2"),
         ("pp2", {"stages": (4, -1)}, "stages 4,-1 have"),
+        ("pp2,zb-auto", {}, "zb-auto is a search for given times, and training has none"),
         ("pp2,zb-v,chunks3", {}, r"zb-v has 2 chunk\(s\) on each rank, not 3"),
-        ("pp2,dualpipe-v", {"micro_batches": 3}, "dualpipe-v on 2 stage.s. needs at least 4 micro-batches, but there are 3"),
+        (
+            "pp2,dualpipe-v",
+            {"micro_batches": 3},
+            "dualpipe-v on 2 stage.s. needs at least 4 micro-batches, but there are 3",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_sent(
