@@ -89,10 +89,14 @@ class Ranks(NamedTuple):
             sys.stderr.flush()
             os.execv(command[0], command + sys.argv[1:])
 
-    def run(self, function: Callable[..., T], *args: Any, largest: float) -> T:
+    def run(
+        self, function: Callable[..., T], *args: Any, largest: float, synchronous: bool = False
+    ) -> T:
         """function(group, *args) on every rank; the result of rank 0 (or of this MPI process).
 
         largest: operations of a rank's largest matrix product, which BLAS gets threads for.
+        synchronous: sends of thread ranks wait for their receive, so that a program which relies
+            on their being kept meanwhile comes to a deadlock.
         """
         from minitrain.comm import run_ranks, world
         from minitrain.machine import (
@@ -113,7 +117,7 @@ class Ranks(NamedTuple):
                 set_blas_threads(1)
             return on_device(group)
         blas = fitting_blas_threads(largest, self.layout.size)
-        return run_ranks(self.layout.size, on_device, blas=blas)[0]
+        return run_ranks(self.layout.size, on_device, blas=blas, synchronous=synchronous)[0]
 
 
 def rank_options(command: Callable[..., Any]) -> Callable[..., Any]:

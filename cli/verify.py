@@ -119,7 +119,7 @@ def _judge(
 
     try:
         with planted(fault):
-            rows = ranks.run(_rank, ranks.layout, task, reference, xp, largest=0)
+            rows = ranks.run(_rank, ranks.layout, task, reference, xp, largest=0, synchronous=True)
             report = Report(str(ranks.layout), rows)
     except LauncherError:
         raise
