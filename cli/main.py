@@ -22,6 +22,7 @@ COMMANDS = {
     "train": ("train", "train"),
     "verify": ("verify", "verify"),
     "plan": ("plan", "plan"),
+    "schedule": ("schedule", "schedule"),
     "generate": ("generate", "generate"),
     "convert": ("convert", "convert"),
     "doctor": ("doctor", "doctor"),

@@ -91,10 +91,13 @@ class Ranks(NamedTuple):
             ranks = [*mpiexec_command(self.layout.size), *python, "minitrain_cli", *sys.argv[1:]]
             os.execv(sys.executable, [*python, "minitrain_cli.job", *ranks])
 
-    def run(self, function: Callable[..., T], *args: Any, largest: float, blas: int = 0) -> T:
+    def run(self, function: Callable[..., T], *args: Any, largest: float, blas: int = 0,
+            synchronous: bool = False) -> T:  # fmt: skip
         """function(group, *args) on every rank; the result of rank 0 (or of this MPI process).
 
         largest: operations of a rank's largest matrix product, by which BLAS gets threads; or blas.
+        synchronous: sends of thread ranks wait for their receive, so that a program which relies
+            on their being kept meanwhile comes to a deadlock.
         """
         from minitrain.comm import run_ranks, world
         from minitrain.machine import (
@@ -115,7 +118,7 @@ class Ranks(NamedTuple):
                 set_blas_threads(blas or 1)
             return on_device(group)
         blas = blas or fitting_blas_threads(largest, self.layout.size)
-        return run_ranks(self.layout.size, on_device, blas=blas)[0]
+        return run_ranks(self.layout.size, on_device, blas=blas, synchronous=synchronous)[0]
 
 
 def rank_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -23,6 +23,7 @@ from .ranks import Ranks, rank_options
 
 if TYPE_CHECKING:
     from minitrain.comm.group import Group
+    from minitrain.layout import Layout
     from minitrain.train.config.sections import RunConfig
     from minitrain.train.folder import RunFolder
     from minitrain.train.loop import Outcome, Run, Stop
@@ -108,6 +109,7 @@ def _prepare(given: ConfigSources, ranks: Ranks, run_dir: str | None, resume: bo
         sizes_of(config.model, corpus.tokenizer.vocab),
         batch=config.data.batch,
         micro_batches=config.data.micro_batches,
+        stages=config.run.stage_sizes,
     )
     blas = None
     if start:
@@ -115,7 +117,7 @@ def _prepare(given: ConfigSources, ranks: Ranks, run_dir: str | None, resume: bo
         here = cores() // (1 if ranks.backend == "mpi" else ranks.layout.size)
         blas, more = blas_before(start, ranks.layout, max(1, here))
         notes += more
-    notes += [*config_notes(config), *corpus.notes]
+    notes += [*config_notes(config), *corpus.notes, *_idle_stages(ranks.layout, config)]
     run = Run(config, ranks.layout, corpus, at, start, tuple(notes), xp, blas)
     check_fits(run, processes=ranks.backend == "mpi")
     return run
@@ -133,6 +135,19 @@ def _check_readable_by_all(ranks: Ranks, *paths: str | None) -> None:
                 f"{path} is {kind}, which can be read once only, but each MPI rank reads it; keep "
                 "its content in a file and give that, or leave out --backend mpi"
             )
+
+
+def _idle_stages(layout: Layout, config: RunConfig) -> Iterator[str]:
+    """A note where a pipeline has fewer micro-batches than stages, with a number that divides."""
+    data = config.data
+    rows = data.batch // layout.data_ranks
+    if data.micro_batches < layout.pp:
+        more = next((m for m in range(layout.pp, rows + 1) if rows % m == 0), None)
+        fix = f"--micro-batches {more} keeps them busy" if more else "a larger --batch has more"
+        yield (
+            f"{data.micro_batches} micro-batch(es) for {layout.pp} stages, so some stages always "
+            f"wait; {fix}"
+        )
 
 
 def _start(

@@ -19,13 +19,20 @@ AXES = ("dp", "pp", "shard", "cp", "tp")
 CP_KINDS = ("ring", "zigzag", "ulysses", "gather")
 
 # These hold several pieces of the model on a stage: two where the layout does not say.
-_CHUNKED = ("interleaved", "zb-v", "v-half", "v-min", "dualpipe", "dualpipe-v")
-SCHEDULES = ("gpipe", "1f1b", "zb-h1", "zb-h2", *_CHUNKED)
+_CHUNKED = ("interleaved", "zb-v", "v-half", "v-min", "dualpipe-v")
+SCHEDULES = ("gpipe", "1f1b", "zb-h1", "zb-h2", *_CHUNKED, "zb-auto")
 # A word that says how an axis is used needs that axis beside it: `dp4,zero3` is no ZeRO over dp.
-_OWNER = {"zero": "shard", "schedule": "pp", "chunks": "pp", "cp_kind": "cp", "sp": "tp"}
+_OWNER = {
+    **dict.fromkeys(("zero", "owner", "keep"), "shard"),
+    **dict.fromkeys(("schedule", "chunks"), "pp"),
+    "cp_kind": "cp",
+    "sp": "tp",
+}
 _DEFAULTS = (("shard", "zero", 1), ("pp", "schedule", "1f1b"), ("cp", "cp_kind", "ring"))
 _WORDS: dict[str, tuple[str, object]] = {
     "sp": ("sp", True),
+    "owner": ("owner", True),
+    "keep": ("keep", True),
     **{word: ("schedule", word) for word in SCHEDULES},
     **{word: ("cp_kind", word) for word in CP_KINDS},
 }
@@ -53,6 +60,8 @@ class Layout:
         cp, tp: ranks that a sequence is cut over, and that weights are cut over.
         ep: ranks that experts are cut over, folded into dp × shard × cp: no ranks of its own.
         zero: the ZeRO stage; 1 where shard > 1 and none is given.
+        owner: whole tensors are stepped by one rank each, instead of a piece by every rank.
+        keep: under zero 3, gathered parameters are kept until the step's end.
         sp: sequence parallelism between the tensor-parallel regions.
         schedule: the pipeline schedule, one of SCHEDULES; 1f1b where pp > 1 and none is given.
         chunks: pieces of the model on each stage; at least 2 under the schedules that need them.
@@ -70,6 +79,8 @@ class Layout:
     tp: int = 1
     ep: int = 1
     zero: int | None = None
+    owner: bool = False
+    keep: bool = False
     sp: bool = False
     schedule: str | None = None
     chunks: int = 1
@@ -108,7 +119,11 @@ class Layout:
         """The canonical words, every axis above 1 with its how: parse(str(layout)) == layout."""
         hows = {
             "pp": [self.schedule, f"chunks{self.chunks}" if self.chunks != 1 else None],
-            "shard": [f"zero{self.zero}" if self.zero is not None else None],
+            "shard": [
+                f"zero{self.zero}" if self.zero is not None else None,
+                "owner" if self.owner else None,
+                "keep" if self.keep else None,
+            ],
             "cp": [self.cp_kind],
             "tp": ["sp" if self.sp else None],
         }
@@ -217,11 +232,16 @@ def _malformed(layout: Layout) -> Iterator[str]:
         value = getattr(layout, name)
         if type(value) is not int or value < 1:
             yield f"{name} is {value!r}, but must be a whole number of at least 1"
-    allowed = {"zero": (1, 2, 3), "schedule": SCHEDULES, "cp_kind": CP_KINDS, "sp": (False, True)}
+    allowed = {"zero": (1, 2, 3), "schedule": SCHEDULES, "cp_kind": CP_KINDS}
+    allowed |= dict.fromkeys(("sp", "owner", "keep"), (False, True))
     for name, values in allowed.items():
         value = getattr(layout, name)
         if value not in (None, *values):
             yield f"{name} is {value!r}, but must be one of {', '.join(map(str, values))}"
+    if layout.keep and layout.zero != 3:
+        yield "keep is about what zero3 gathers; add zero3, or leave keep out"
+    if layout.owner and layout.zero == 3:
+        yield "owner is for zero1 and zero2: under zero3 every rank keeps a piece; leave owner out"
     if sorted(layout.order) != sorted(AXES):
         yield f"order is {'-'.join(layout.order)}, but must name each of {'-'.join(AXES)} once"
 

@@ -118,8 +118,14 @@ class Transformer(Module):
 
     def chain(self) -> list[Link]:
         """[embedding, block 0, …, block L-1, head]: each (x, positions) -> x, the first of ids."""
-        links = [self.embedding, *self.blocks, self.finish if self.head is not None else None]
-        return [link for link in links if link is not None]
+        parts = [self.embedding, *self.blocks, self.head]
+        return [self.link(number) for number, part in enumerate(parts) if part is not None]
+
+    def link(self, number: int) -> Link:
+        """One link of the chain: 0 is the embedding, 1 the first block."""
+        links: list[Any] = [self.embedding, *self.blocks, self.finish]
+        link: Link = links[number]
+        return link
 
     def finish(self, x: Tensor, positions: Array) -> Tensor:
         """The last link: x (B, T, C) -> logits (B, T, V)."""

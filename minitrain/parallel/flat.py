@@ -10,12 +10,44 @@ reduced alike lie side by side, so that a bucket is a slice.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Protocol
 
-from minitrain.array import Array, accumulator
+from minitrain.array import Array, accumulator, namespace
+from minitrain.autograd import engine
 from minitrain.autograd.tensor import Tensor
 from minitrain.nn.module import Parameter
+
+
+class Stepped(Protocol):
+    """What a rank steps, as optimizers, norm and checkpoints see it: `Flat`, or a shard of it.
+
+    Attributes:
+        spans: by name, where a parameter is in an optimizer's array.
+    """
+
+    spans: dict[str, slice]
+
+    def segments(self) -> Iterator[tuple[Array, Array, slice, bool]]:
+        """What an optimizer steps: weights, gradient, their place in its own arrays, decay."""
+
+    def weight(self, name: str) -> Array:
+        """A parameter's values, the part that is stepped here."""
+
+    def grad(self, name: str) -> Array:
+        """Its gradient."""
+
+    def put(self, names: list[str], total: Array) -> None:
+        """Write the gradients of neighbours in flat order."""
+
+    def scale(self, factor: float) -> None:
+        """Multiply all gradients."""
+
+    def zeros(self) -> Array:
+        """An array for an optimizer: an element for each that is stepped."""
+
+    def views(self, flat: Array) -> dict[str, Array]:
+        """All parts of such an array by name, in the order of the model."""
 
 
 class Flat:
@@ -26,16 +58,19 @@ class Flat:
         shapes: by name, of what this rank has of each; it may have nothing of any.
         dtype, xp: what the weights are, and where: numpy or cupy.
         kinds: by name a number; names of one kind are kept together.
+        keeps_gradient: whether there is an array for it; otherwise each parameter has one of its
+            own from the first term that arrives until its gradient is sent.
 
     Attributes:
         weights: (n,) all values.
-        gradient: (n,) their gradients, in the dtype that sums are made in.
+        gradient: (n,) their gradients, in the dtype that sums are made in; or None.
         spans: by name, the slice that a parameter has in both.
         decayed: the slice that weight decay shrinks.
     """
 
     def __init__(self, parameters: Mapping[str, Parameter], shapes: dict[str, tuple[int, ...]],
-                 dtype: Any, xp: Any, kinds: Mapping[str, int] | None = None):  # fmt: skip
+                 dtype: Any, xp: Any, kinds: Mapping[str, int] | None = None, *,
+                 keeps_gradient: bool = True):  # fmt: skip
         self.parameters, self.shapes = parameters, shapes
         kinds = kinds or {}
         order = list(reversed(shapes))
@@ -48,7 +83,7 @@ class Flat:
             0, sum(math.prod(shape) for name, shape in shapes.items() if parameters[name].decays)
         )
         self.weights = xp.empty(end, dtype)
-        self.gradient = xp.zeros(end, accumulator(dtype))
+        self.gradient: Any = xp.zeros(end, accumulator(dtype)) if keeps_gradient else None
 
     def fill(self, name: str, values: Array) -> None:
         """Give a parameter its values: from now on its array is a view of the weights."""
@@ -79,6 +114,9 @@ class Flat:
             leaf.grad += grad
             return
         assert isinstance(leaf, Parameter)
+        if self.gradient is None:
+            engine.accumulate(leaf, grad, shared)
+            return
         leaf.grad = self.view(self.gradient, leaf.name)
         leaf.grad[...] = grad
 
@@ -87,9 +125,38 @@ class Flat:
         for name in names:
             parameter = self.parameters[name]
             if parameter.grad is None:
-                parameter.grad = self.view(self.gradient, name)
-                parameter.grad[...] = 0
+                zero = namespace(self.weights).zeros((), accumulator(self.weights.dtype))
+                self.accumulate(parameter, namespace(zero).broadcast_to(zero, self.shapes[name]),
+                                shared=True)  # fmt: skip
+
+    def segments(self) -> Iterator[tuple[Array, Array, slice, bool]]:
+        """What an optimizer steps: weights, gradient, their place in its own arrays, decay."""
+        for span, decays in ((self.decayed, True), (slice(self.decayed.stop, None), False)):
+            yield self.weights[span], self.gradient[span], span, decays
+
+    def weight(self, name: str) -> Array:
+        """A parameter's values."""
+        return self.view(self.weights, name)
+
+    def grad(self, name: str) -> Array:
+        """A parameter's gradient."""
+        return self.view(self.gradient, name)
+
+    def put(self, names: list[str], total: Array) -> None:
+        """Write the gradients of neighbours in flat order."""
+        self.gradient[self.slice_of(names)] = total
+
+    def scale(self, factor: float) -> None:
+        """Multiply all gradients."""
+        self.gradient *= factor
+
+    def zeros(self) -> Array:
+        """An array for an optimizer: an element for each weight, in the dtype of sums."""
+        xp = namespace(self.weights)
+        return xp.zeros(self.weights.shape, accumulator(self.weights.dtype))
 
     def slice_of(self, names: list[str]) -> slice:
         """Where neighbours in flat order lie, together."""
+        if not names:
+            return slice(0, 0)
         return slice(self.spans[names[0]].start, self.spans[names[-1]].stop)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from minitrain.optim.optimizer import square_sum
-from minitrain.parallel.flat import Flat
+from minitrain.parallel.flat import Stepped
 from minitrain.parallel.mesh import Mesh
 from minitrain.parallel.table import Entry, Placements
 
@@ -24,7 +24,7 @@ class Norm:
             along the axes that have the same piece.
     """
 
-    def __init__(self, table: Placements, stepped: Flat, mesh: Mesh):
+    def __init__(self, table: Placements, stepped: Stepped, mesh: Mesh):
         self.stepped, self.mesh, self.names = stepped, mesh, list(table)
         cut = {
             place.mesh_axis
@@ -73,4 +73,4 @@ class Norm:
         return self.names[last - 1] if last else None
 
     def _square_sum(self, name: str) -> float:
-        return square_sum(self.stepped.view(self.stepped.gradient, name))
+        return square_sum(self.stepped.grad(name))

@@ -15,64 +15,25 @@ parameter that one rank did not use, can change the order.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from itertools import groupby
-from typing import NamedTuple
 
 from minitrain.array import Array, namespace
 from minitrain.autograd.tensor import Tensor
 from minitrain.comm.operation import Operation
 from minitrain.nn.module import Parameter
-from minitrain.parallel.flat import Flat
+from minitrain.parallel.flat import Flat, Stepped
 from minitrain.parallel.mesh import Mesh
-from minitrain.parallel.table import DATA_AXES, Entry, Placements
-
-BUCKET = 4 << 20
-"""Bytes: enough that the links are busy, few enough that the last one is short."""
-
-
-class Plan(NamedTuple):
-    """How the gradients of some parameters are reduced.
-
-    Attributes:
-        scatter: the mesh axis along which each rank keeps its own part of the sum; None: none.
-        sums: for each all-reduce the coordinates of the peers along some axes.
-    """
-
-    scatter: str | None
-    sums: tuple[tuple[tuple[str, tuple[int, ...]], ...], ...]
-
-
-def plan_of(entry: Entry, mesh: Mesh) -> Plan | None:
-    """The plan of a parameter on this rank; None if it is frozen. The data axes are one group, so
-    that they are one sum."""
-    if entry.state is None:
-        return None
-    added = entry.stepped.places[len(entry.placement.places) :]
-    scatter = added[0].mesh_axis if added else None
-    peers = {
-        axis: entry.placement.peers(axis, mesh.coordinates, mesh.sizes[axis])
-        for axis in mesh.sizes
-        if axis in entry.placement.partial and axis != scatter
-    }
-    data = tuple((axis, at) for axis, at in peers.items() if axis in DATA_AXES)
-    others = [((axis, at),) for axis, at in peers.items() if axis not in DATA_AXES]
-    return Plan(scatter, (data, *others))
-
-
-def kinds_of(plans: Mapping[str, Plan | None]) -> dict[str, int]:
-    """By name the number of its plan, as the backward comes to them: one kind of flat order."""
-    numbers: dict[Plan | None, int] = {}
-    return {name: numbers.setdefault(plans[name], len(numbers)) for name in reversed(list(plans))}
+from minitrain.parallel.plan import BUCKET, Plan, buckets
+from minitrain.parallel.table import Placements
 
 
 class Bucket:
     """Some parameters with one plan, whose gradients travel in one message."""
 
     def __init__(self, names: list[str], plan: Plan, reducer: Reducer):
-        self.names, self.reducer = names, reducer
-        self.lives, self.stepped = reducer.lives.slice_of(names), reducer.stepped.slice_of(names)
+        self.names, self.chunks, self.reducer = names, plan.chunks, reducer
+        self.own = [name for name in names if name in reducer.stepped.spans]
         mesh = reducer.mesh
         self.scatter = mesh[plan.scatter] if plan.scatter else None
         self.sums = [mesh.along(dict(coordinates)) for coordinates in plan.sums]
@@ -80,38 +41,52 @@ class Bucket:
             [reducer.piece(name, rank, plan.scatter) for name in names]
             for rank in range(self.scatter.size if self.scatter else 0)
         ]
+        self.operation: Operation | None = None
+        self.total: Array | None = None
 
-    def start(self) -> Operation:
+    def start(self) -> None:
         """Send this rank's summands on their way to the first sum."""
         lives = self.reducer.lives
         lives.complete(self.names)
         if self.scatter is None:
-            mine = lives.gradient[self.lives]
-            operation = self.sums[0].start.all_reduce(mine, purpose="gradient")
+            mine = lives.gradient[lives.slice_of(self.names)]
+            self.operation = self.sums[0].start.all_reduce(mine, purpose="gradient")
         else:
             sizes = [sum(span.stop - span.start for span in spans) for spans in self.pieces]
-            operation = self.scatter.start.reduce_scatter(
+            self.operation = self.scatter.start.reduce_scatter(
                 self._rank_by_rank(), sizes=sizes, purpose="gradient"
             )
-        return operation  # type: ignore[no-any-return]
+        if lives.gradient is None:
+            for name in self.names:
+                lives.parameters[name].grad = None
 
-    def finish(self, operation: Operation) -> None:
-        """Wait for the first sum and make the others: the gradient is where it is stepped."""
-        total = operation.wait()
+    def wait(self) -> None:
+        """Wait for the first sum, and add it to what came of earlier passes."""
+        if self.operation is not None:
+            came = self.operation.wait()
+            self.total = came if self.total is None else self.total + came
+            self.operation = None
+
+    def finish(self) -> None:
+        """Make the other sums: the gradient is where it is stepped."""
+        total, self.total = self.total, None
         for group in self.sums[self.scatter is None :]:
             total = group.all_reduce(total, purpose="gradient")
-        self.reducer.stepped.gradient[self.stepped] = total
+        self.reducer.stepped.put(self.own, total)
 
     def _rank_by_rank(self) -> Array:
         """The message of a reduce-scatter: what is for rank 0, name by name, then for rank 1, …"""
-        lives = self.reducer.lives
-        whole = {name: lives.gradient[lives.spans[name]] for name in self.names}
+        parameters = self.reducer.lives.parameters
+        whole: dict[str, Array] = {
+            name: parameters[name].grad.reshape(-1)  # type: ignore[union-attr]
+            for name in self.names
+        }
         parts = [
             whole[name][span]
             for spans in self.pieces
             for name, span in zip(self.names, spans, strict=True)
         ]
-        return namespace(lives.gradient).concatenate(parts)
+        return namespace(parts[0]).concatenate(parts)
 
 
 class Reducer:
@@ -121,47 +96,65 @@ class Reducer:
         plans: by name; None for a frozen one.
         lives, stepped: the flat arrays that gradients are computed in, and summed for.
         nbytes: of a bucket.
-        uses: by name, the chunks of the model that use a parameter, whose gradient is final after
-            the last pass of each. One where it is not said.
     """
 
     def __init__(self, table: Placements, plans: Mapping[str, Plan | None], mesh: Mesh, lives: Flat,
-                 stepped: Flat, *, nbytes: int = BUCKET,
-                 uses: Mapping[str, int] | None = None):  # fmt: skip
+                 stepped: Stepped, *, nbytes: int = BUCKET):  # fmt: skip
         self.table, self.mesh, self.lives, self.stepped = table, mesh, lives, stepped
-        self.uses = dict.fromkeys(lives.spans, 1) | dict(uses or {})
         self.buckets = [
             Bucket(names, plan, self)
             for plan, alike in groupby(lives.spans, plans.__getitem__)
             if plan is not None
             for names in buckets(lives, list(alike), nbytes)
         ]
+        # Where no gradient is kept between passes, each pass sends what it has.
+        self.every_pass = lives.gradient is None
         self.begin()
 
     def piece(self, name: str, rank: int, scatter: str | None) -> slice:
         """Which of a parameter's elements on this rank a rank along the scattered axis steps."""
         entry, at = self.table[name], self.mesh.coordinates | {str(scatter): rank}
         piece = entry.stepped.piece(entry.shape, at)
-        assert piece is not None
-        assert piece.flat is not None
-        return piece.flat
+        if piece is None:  # another rank owns it
+            return slice(0, 0)
+        return slice(0, piece.size) if piece.flat is None else piece.flat
 
     def begin(self) -> None:
         """A step begins: nothing is final, and no gradient is there."""
         self.lives.clear()
-        self.passes = dict(self.uses)
-        self.open = [set(bucket.names) for bucket in self.buckets]
-        self.started: list[Operation] = []
+        self._open(self.buckets)
+
+    def begin_pass(self, chunk: int) -> None:
+        """A backward through a chunk begins."""
+        if self.every_pass:
+            self._open([bucket for bucket in self.buckets if chunk in bucket.chunks])
+
+    def end_pass(self) -> None:
+        """It has ended: what it has to send is on its way, and its arrays are free."""
+        if self.every_pass:
+            self._complete()
+
+    def _open(self, waiting: list[Bucket]) -> None:
+        """Begin with some buckets, none of whose gradients is final: a tied table's is after the
+        last pass of each chunk that uses it."""
+        self.waiting, self.started = waiting, 0
+        self.open = [set(bucket.names) for bucket in waiting]
+        self.passes = {
+            name: 1 if self.every_pass else len(bucket.chunks)
+            for bucket in waiting
+            for name in bucket.names
+        }
 
     def on_final(self, leaf: Tensor) -> None:
-        """A hook for the engine, in a chunk's last backward: this gradient gets no more of it."""
+        """A hook for the engine, in a pass that is a chunk's last one to send anything: this
+        gradient gets no more of it."""
         assert isinstance(leaf, Parameter)
-        self.passes[leaf.name] -= 1
-        if self.passes[leaf.name]:
+        self.passes[leaf.name] = left = self.passes.get(leaf.name, 0) - 1
+        if left > 0:
             return
         for names in self.open:
             names.discard(leaf.name)
-        while len(self.started) < len(self.open) and not self.open[len(self.started)]:
+        while self.started < len(self.open) and not self.open[self.started]:
             self._start()
 
     def progress(self) -> None:
@@ -171,29 +164,17 @@ class Reducer:
 
     def finish(self) -> None:
         """Start what is left and wait for everything: the gradients are the global sums."""
-        while len(self.started) < len(self.buckets):
+        if not self.every_pass:
+            self._complete()
+        for bucket in self.buckets:
+            bucket.finish()
+
+    def _complete(self) -> None:
+        while self.started < len(self.waiting):
             self._start()
-        for bucket, operation in zip(self.buckets, self.started, strict=True):
-            bucket.finish(operation)
+        for bucket in self.waiting:
+            bucket.wait()
 
     def _start(self) -> None:
-        self.started.append(self.buckets[len(self.started)].start())
-
-
-def buckets(flat: Flat, names: list[str], nbytes: int) -> list[list[str]]:
-    """Names of neighbours in flat order, in lists of at least nbytes of gradient each.
-
-    What is left at the end joins the last list: it is the norms and biases, which are final when
-    that list is, and a small message would cost as much time as a large one.
-    """
-    found: list[list[str]] = [[]]
-    least = room = math.ceil(nbytes / flat.gradient.itemsize)
-    end = flat.spans[names[-1]].stop
-    for name in names:
-        span = flat.spans[name]
-        if room <= 0 and end - span.start >= least:
-            found.append([])
-            room = least
-        found[-1].append(name)
-        room -= span.stop - span.start
-    return found
+        self.waiting[self.started].start()
+        self.started += 1

@@ -38,7 +38,7 @@ class OwnPositions(Module):
         return self.table(own_part(positions, self.group))
 
 
-class Sequence:
+class SequenceRegions:
     """The regions of sequence parallelism over a group."""
 
     def __init__(self, group: Group):

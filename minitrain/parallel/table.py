@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from fnmatch import fnmatchcase
+from math import prod
 from typing import NamedTuple
 
-from minitrain.cut import cut_sizes
 from minitrain.layout import Layout, LayoutError
 from minitrain.nn.config import Config, ModuleShape
 from minitrain.parallel.cuts import tensor_places
 from minitrain.parallel.placement import FLAT, Place, Placement, Shape, cut
-from minitrain.schedules.route import Route
+from minitrain.parallel.stages import chunks_of, schedule_of
 
 DATA_AXES = ("dp", "shard", "cp")
 """Along these ranks have other tokens, so every gradient starts as a partial sum."""
@@ -56,25 +56,26 @@ def placements(
 
     Args:
         stages: blocks of each (virtual) stage of the pipeline, the embedding before the first and
-            the head after the last; spread evenly where None.
+            the head after the last; by cost where None.
         frozen: names or patterns such as "embedding.*" of parameters that are never stepped.
 
     Raises:
         LayoutError: stages that do not fit; UserError: a pattern that fits no name.
     """
-    return table_of(config.modules(), config.layers, layout, stages=stages, frozen=frozen)
+    return table_of(config.modules(), config, layout, stages=stages, frozen=frozen)
 
 
 def table_of(
     modules: Iterable[ModuleShape],
-    layers: int,
+    config: Config,
     layout: Layout,
     *,
     stages: Sequence[int] | None = None,
     frozen: Collection[str] = (),
 ) -> Placements:
     """The same for a model that is known by its modules: one's own may be among them."""
-    ranks = _ranks(layers, layout, stages)
+    chunks = enumerate(chunks_of(config, layout, stages))
+    ranks = {link: rank for rank, own in chunks for chunk in own for link in chunk}
     shapes: dict[str, Shape] = {}
     places: dict[str, Place] = {}
     on: dict[str, set[int]] = {}
@@ -87,14 +88,29 @@ def table_of(
             if part in cuts:
                 places[name] = cuts[part]  # a shared one is cut once
     _check_patterns(frozen, shapes)
+    owned = _owned(shapes, on, layout) if layout.owner else {}
     return {
-        name: _entry(name, shape, on[name], places.get(name), layout, frozen)
+        name: _entry(name, shape, on[name], places.get(name), owned.get(name), layout, frozen)
         for name, shape in shapes.items()
     }
 
 
-def _entry(name: str, shape: Shape, ranks: set[int], tensor: Place | None, layout: Layout,
-           frozen: Collection[str]) -> Entry:  # fmt: skip
+def _owned(shapes: dict[str, Shape], on: dict[str, set[int]], layout: Layout) -> dict[str, Place]:
+    """For each parameter the one rank of the shard axis that steps it: of those on the same stages
+    the largest goes first, to the rank that has the least."""
+    loads: dict[frozenset[int], list[int]] = {}
+    found = {}
+    for name in sorted(shapes, key=lambda name: -prod(shapes[name])):
+        load = loads.setdefault(frozenset(on[name]), [0] * layout.shard)
+        owner = load.index(min(load))
+        load[owner] += prod(shapes[name])
+        holds = tuple(0 if rank == owner else None for rank in range(layout.shard))
+        found[name] = Place("shard", FLAT, holds)
+    return found
+
+
+def _entry(name: str, shape: Shape, ranks: set[int], tensor: Place | None, owned: Place | None,
+           layout: Layout, frozen: Collection[str]) -> Entry:  # fmt: skip
     """Where one parameter lives and is stepped; places in the order pp, tp, shard."""
     placement = Placement(partial=frozenset(DATA_AXES))
     if layout.pp > 1:
@@ -110,41 +126,10 @@ def _entry(name: str, shape: Shape, ranks: set[int], tensor: Place | None, layou
         placement = placement.with_partial("tp")
     state = placement
     if layout.shard > 1:
-        state = placement.with_place(cut("shard", FLAT, layout.shard))
+        state = placement.with_place(owned or cut("shard", FLAT, layout.shard))
     if layout.zero == 3:
         placement = state
     return Entry(shape, placement, None if _fits(name, frozen) else state)
-
-
-def route_of(layout: Layout) -> Route:
-    """Which rank of the pipeline each virtual stage lies on."""
-    if layout.chunks == 1:
-        return Route.straight(layout.pp)
-    if layout.schedule == "interleaved":
-        return Route.interleaved(layout.pp, layout.chunks)
-    return Route.v(layout.pp)
-
-
-def own_links(
-    layers: int, layout: Layout, rank: int, stages: Sequence[int] | None = None
-) -> list[int]:
-    """Which links of the chain a rank of the pipeline keeps."""
-    return [link for link, on in enumerate(_ranks(layers, layout, stages)) if on == rank]
-
-
-def _ranks(layers: int, layout: Layout, stages: Sequence[int] | None) -> list[int]:
-    """The pipeline rank of each link of the chain: the embedding, the blocks, the head."""
-    route = route_of(layout)
-    count = route.virtual_stages
-    sizes = cut_sizes(layers, count) if stages is None else list(stages)
-    if len(sizes) != count or sum(sizes) != layers or min(sizes) < 0:
-        raise LayoutError(
-            f"stages {','.join(map(str, sizes))} have {sum(sizes)} blocks on {len(sizes)} stages, "
-            f"but the model has {layers} blocks and the layout {count} stages; give {count} "
-            f"numbers that add up to {layers}"
-        )
-    blocks = [rank for rank, size in zip(route.ranks, sizes, strict=True) for _ in range(size)]
-    return [route.ranks[0], *blocks, route.ranks[-1]]
 
 
 def _fits(name: str, patterns: Collection[str]) -> bool:
@@ -159,17 +144,24 @@ def _check_patterns(patterns: Collection[str], names: Collection[str]) -> None:
 
 
 def check_layout(
-    layout: Layout, config: Config, *, batch: int | None = None, micro_batches: int = 1
+    layout: Layout,
+    config: Config,
+    *,
+    batch: int | None = None,
+    micro_batches: int = 1,
+    stages: Sequence[int] | None = None,
 ) -> None:
     """Refuse a layout that cannot run a model of a configuration's sizes; nothing is sent for it.
 
     Args:
         batch, micro_batches: sequences of the global batch, and what it is cut into.
+        stages: blocks of each (virtual) stage of the pipeline; by cost where None.
 
     Raises:
         LayoutError: naming both numbers, or the axes that this version cannot run yet.
     """
     check_supported(layout)
+    schedule_of(layout, micro_batches)
     layout.check(
         batch=batch,
         micro_batches=micro_batches,
@@ -178,6 +170,7 @@ def check_layout(
         vocab=config.vocab,
         context=config.context,
     )
+    chunks_of(config, layout, stages)
 
 
 def check_supported(layout: Layout) -> None:
@@ -186,9 +179,9 @@ def check_supported(layout: Layout) -> None:
     Raises:
         LayoutError: naming the axes.
     """
-    others = [axis for axis in ("pp", "shard", "cp", "ep") if getattr(layout, axis) > 1]
+    others = [axis for axis in ("cp", "ep") if getattr(layout, axis) > 1]
     if others:
         raise LayoutError(
-            f"layout {layout} uses {', '.join(others)}, which this version cannot run yet; data "
-            f"and tensor parallelism it can, such as dp{layout.size} or tp{layout.size}"
+            f"layout {layout} uses {', '.join(others)}, which this version cannot run yet; data, "
+            f"sharded, pipeline and tensor parallelism it can, such as dp{layout.size}"
         )

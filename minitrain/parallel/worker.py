@@ -6,21 +6,27 @@ through a chunk of the model are all there is, in the order that the schedule te
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from minitrain.array import Array
-from minitrain.autograd.engine import backward
+from minitrain.array import Array, namespace
+from minitrain.autograd.deferral import Backward
+from minitrain.autograd.engine import Pass, accumulate
 from minitrain.autograd.tensor import Tensor, no_grad
 from minitrain.batch import Batch
+from minitrain.comm.group import Group
 from minitrain.nn.module import Module, Parameter, window
 from minitrain.parallel.data import Part, Shares
 from minitrain.parallel.mesh import Mesh
 from minitrain.parallel.norm import Norm
+from minitrain.parallel.pipeline import Boundaries, Turn, turns_of
 from minitrain.parallel.reduce import Reducer
+from minitrain.parallel.stages import schedule_of
 from minitrain.parallel.table import Placements
-from minitrain.schedules import BACKWARD, FORWARD, Schedule, one_stage
+from minitrain.parallel.zero import Shard, tell
+from minitrain.schedules import BACKWARD_INPUTS, BACKWARD_WEIGHTS, FORWARD, Schedule
 
 
 class Loss(NamedTuple):
@@ -40,15 +46,23 @@ class Worker:
 
     Args:
         module: the model, transformed.
-        rank: of the pipeline.
+        chunks: the links of the chain in each chunk.
+        pp: the ranks of the pipeline.
         seed: of the run, for dropout.
+
+    Attributes:
+        turns: what this rank does in a step, in order.
+        waiting: by micro-batch and chunk, what its backward needs: what came in and what was made
+            of it, or the rest of a backward in two parts.
     """
 
-    def __init__(self, module: Any, schedule: Schedule, rank: int, reducer: Reducer, seed: int):
+    def __init__(self, module: Any, chunks: Sequence[range], schedule: Schedule, pp: Group,
+                 reducer: Reducer, seed: int):  # fmt: skip
         self.module, self.reducer, self.seed = module, reducer, seed
-        self.instructions = list(schedule.instructions(rank))
-        # By chunk, the backward after which it adds nothing more to any gradient.
-        self.last = {chunk: m for kind, m, chunk in self.instructions if kind == BACKWARD}
+        self.chunks = [[module.link(link) for link in chunk] for chunk in chunks]
+        self.boundaries, self.turns = Boundaries(pp), turns_of(schedule, pp.rank)
+        self.last = schedule.micro_batches - 1  # each chunk adds to gradients in their order
+        self.waiting: dict[tuple[int, int], Any] = {}
 
     def run(self, parts: list[Part], scale: float) -> float:
         """Forward and backward of all parts: this rank's share of the loss; gradients are sums.
@@ -56,35 +70,102 @@ class Worker:
         Args:
             scale: what the loss is multiplied by for the backward.
         """
-        losses: dict[tuple[int, int], Tensor] = {}
         value = 0.0
         self.reducer.begin()
-        for kind, micro_batch, chunk in self.instructions:
-            if kind == FORWARD:
-                losses[micro_batch, chunk] = self.loss(parts[micro_batch], training=True)
+        for turn in self.turns:
+            if turn.kind == FORWARD:
+                entry, out = self.forward(parts[turn.micro_batch], turn, training=True)
+                self.waiting[turn.micro_batch, turn.chunk] = entry, out
+                value += self._hand_on(turn, out)
+            elif turn.kind == BACKWARD_WEIGHTS:
+                running = self.waiting.pop((turn.micro_batch, turn.chunk))
+                self._add_weights(turn, running.run_weights)
             else:
-                loss = losses.pop((micro_batch, chunk))
-                self._backward(loss, scale, last=self.last[chunk] == micro_batch)
-                value += loss.item()
+                self.backward(turn, scale)
+        self._wait_for_sends()
         self.reducer.finish()
         return value
 
-    def loss(self, part: Part, training: bool) -> Tensor:
-        """A part's loss, already divided by the tokens of the global batch."""
-        with window(part.window(self.seed, training)):
-            logits = self.module(part.tokens, part.positions)
-            loss: Tensor = self.module.loss(logits, part.labels, total=part.total)
-            return loss
+    def evaluate(self, part: Part) -> float:
+        """This rank's share of a part's plain loss, without gradients."""
+        value = 0.0
+        firsts = [turn for turn in self.turns if turn[:2] == (FORWARD, 0)]
+        with no_grad():
+            for turn in sorted(firsts, key=lambda turn: turn.chunk):
+                _, out = self.forward(part, turn, training=False)
+                value += self._hand_on(turn, out)
+        self._wait_for_sends()
+        return value
 
-    def _backward(self, loss: Tensor, scale: float, last: bool) -> None:
-        """Add a part's gradients; in the last pass, buckets start as they become final."""
-        backward(
-            loss,
-            scale,
-            sink=self.reducer.lives.accumulate,
-            on_final=self.reducer.on_final if last else None,
+    def forward(self, part: Part, turn: Turn, *, training: bool) -> tuple[Tensor | None, Tensor]:
+        """What comes into a chunk, as a leaf, and what the chunk makes of it: at the end of the
+        chain a part's loss, already divided by the tokens of the global batch."""
+        entry = None
+        if turn.take is not None:
+            entry = Tensor(self.boundaries.take(turn.take), requires_grad=training)
+        x: Any = part.tokens if entry is None else entry
+        with window(part.window(self.seed, training)):
+            for link in self.chunks[turn.chunk]:
+                x = link(x, part.positions)
+            if turn.give is None:
+                x = self.module.loss(x, part.labels, total=part.total)
+        return entry, x
+
+    def _hand_on(self, turn: Turn, out: Tensor) -> float:
+        """Send what a forward has made; at the end of the chain it is a loss, which is returned."""
+        if turn.give is None:
+            return out.item()
+        self.boundaries.give(turn.give, out.array)
+        return 0.0
+
+    def backward(self, turn: Turn, scale: float) -> None:
+        """A part's backward through a chunk, or its first half, and what that sends back.
+
+        In the last pass of a chunk, buckets start as gradients become final.
+        """
+        entry, out = self.waiting.pop(key := (turn.micro_batch, turn.chunk))
+        last = self.reducer.every_pass or turn.micro_batch == self.last
+        running = (Backward if turn.kind == BACKWARD_INPUTS else Pass)(
+            out,
+            scale if turn.take is None else self.boundaries.take(turn.take),
+            sink=self._accumulate,
+            on_final=self._on_final if last else None,
             after_node=self.reducer.progress if last else None,
         )
+        if isinstance(running, Backward):
+            running.run_activations()
+            self.waiting[key] = running
+        else:
+            self._add_weights(turn, running.run)
+        if turn.give is not None:
+            self.boundaries.give(turn.give, _gradient(entry))
+
+    def _wait_for_sends(self) -> None:
+        """All that was sent has left, and nothing of it is in flight in the next step."""
+        while self.boundaries.leaving:
+            self.boundaries.leaving.pop().wait()
+
+    def _add_weights(self, turn: Turn, run: Callable[[], None]) -> None:
+        """A pass that adds to the gradients of a chunk's weights."""
+        self.reducer.begin_pass(turn.chunk)
+        run()
+        self.reducer.end_pass()
+
+    def _accumulate(self, leaf: Tensor, grad: Array, shared: bool) -> None:
+        """Where a gradient goes: a parameter's to its place, that of what came in to the leaf."""
+        sink = self.reducer.lives.accumulate if isinstance(leaf, Parameter) else accumulate
+        sink(leaf, grad, shared)
+
+    def _on_final(self, leaf: Tensor) -> None:
+        if isinstance(leaf, Parameter):
+            self.reducer.on_final(leaf)
+
+
+def _gradient(entry: Tensor) -> Array:
+    """The gradient of what came in, rounded as between any two nodes."""
+    if entry.grad is None:
+        return namespace(entry.array).zeros_like(entry.array)
+    return entry.grad.astype(entry.dtype, copy=False)
 
 
 class ParallelModel:
@@ -99,16 +180,16 @@ class ParallelModel:
             same ones, unless optimizer state is sharded.
     """
 
-    def __init__(self, module: Any, mesh: Mesh, table: Placements, reducer: Reducer, *,
-                 micro_batches: int, seed: int):  # fmt: skip
+    def __init__(self, module: Any, mesh: Mesh, table: Placements, reducer: Reducer,
+                 chunks: Sequence[range], *, micro_batches: int, seed: int):  # fmt: skip
         self.module, self.mesh, self.table = module, mesh, table
-        self.lives, self.stepped = reducer.lives, reducer.stepped
+        self.lives, self.stepped, self.reducer = reducer.lives, reducer.stepped, reducer
         self.parameters: dict[str, Parameter] = dict(self.lives.parameters)
         self.modules: dict[str, Module] = dict(module.modules())
         self.norm = Norm(table, self.stepped, mesh)
         self.shares = Shares(mesh, micro_batches)
-        schedule = one_stage(micro_batches)
-        self.worker = Worker(module, schedule, mesh.coordinates["pp"], reducer, seed)
+        schedule = schedule_of(mesh.layout, micro_batches)
+        self.worker = Worker(module, chunks, schedule, mesh["pp"], reducer, seed)
         self._losses = mesh["dp", "shard", "cp", "pp"]
 
     @np.errstate(over="ignore", invalid="ignore")  # what is not finite is found later, by name
@@ -123,16 +204,21 @@ class ParallelModel:
         parts = self.shares.of(batch)
         loss = self.worker.run(parts, scale)
         if scale != 1:
-            self.stepped.gradient *= 1 / scale
+            self.stepped.scale(1 / scale)
         return Loss(self._sum(loss), parts[0].total)
 
     def evaluate(self, batch: Batch) -> Loss:
         """The plain cross-entropy of a batch over all its tokens: without gradients, dropout, or
         what is added to the loss for training."""
         [part] = self.shares.of(batch, micro_batches=1)
-        with no_grad():
-            value = self.worker.loss(part, training=False).item()
-        return Loss(self._sum(value), part.total)
+        return Loss(self._sum(self.worker.evaluate(part)), part.total)
+
+    def publish(self) -> None:
+        """After a step: what this rank has stepped goes to all ranks where it lives."""
+        self.lives.written()
+        if isinstance(self.stepped, Shard):
+            for bucket in self.reducer.buckets:
+                tell(bucket, self.lives, self.stepped)
 
     def gradient_norm(self) -> float:
         """The norm of the whole gradient, each distinct element once."""
@@ -144,7 +230,7 @@ class ParallelModel:
 
     def gradients(self) -> dict[str, Array]:
         """What this rank steps of the gradient of each parameter, by name."""
-        return self.stepped.views(self.stepped.gradient)
+        return {name: self.stepped.grad(name) for name in self.table if name in self.stepped.spans}
 
     def _sum(self, loss: float) -> float:
         """The losses of all parts of the batch, wherever in the pipeline they are known."""

@@ -1,7 +1,8 @@
 """Pipeline schedules as data: instructions per rank, and the route of a micro-batch over ranks.
 
 Standard library only. One list of instructions serves who runs it, who times it, who draws it and
-who checks it. Names load on first use.
+who checks it. Names load on first use; `build`, `check` and `simulate` are modules here, and the
+functions of these names are in them.
 """
 
 from __future__ import annotations
@@ -9,18 +10,24 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-_NAMES = {
-    "BACKWARD": "instruction",
-    "BACKWARD_INPUTS": "instruction",
-    "BACKWARD_WEIGHTS": "instruction",
-    "FORWARD": "instruction",
-    "Schedule": "instruction",
-    "one_stage": "instruction",
-    "pack": "instruction",
-    "text": "instruction",
-    "unpack": "instruction",
-    "Route": "route",
+_HOMES = {
+    "instruction": (
+        "BACKWARD",
+        "BACKWARD_INPUTS",
+        "BACKWARD_WEIGHTS",
+        "FORWARD",
+        "Schedule",
+        "one_stage",
+    ),
+    "build": ("HAND_MADE",),
+    "check": ("ScheduleError",),
+    "memory": ("peaks",),
+    "route": ("Route",),
+    "simulate": ("Timeline",),
+    "times": ("Times",),
+    "transfer": ("Transfer", "receives", "sends"),
 }
+_NAMES = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = list(_NAMES)
 

@@ -76,6 +76,15 @@ class Schedule:
         """A schedule of instructions that are in any kind of list."""
         return cls(name, micro_batches, route, tuple(array("q", codes) for codes in ranks))
 
+    @classmethod
+    def read(cls, name: str, micro_batches: int, route: Route, lines: Iterable[str]) -> Schedule:
+        """The schedule whose ranks `text` wrote, so that a found one can be kept and run again.
+
+        Raises:
+            UserError: a word that is not an instruction. Whether it can be run, `check` says.
+        """
+        return cls.of(name, micro_batches, route, [map(read, line.split()) for line in lines])
+
     @property
     def stages(self) -> int:
         """The number of ranks."""

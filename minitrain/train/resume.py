@@ -19,15 +19,16 @@ from minitrain.train.data.tokenizer import absolute as absolute_spec
 from minitrain.train.disk import own_kind
 from minitrain.train.folder import FolderError, RunFolder
 
-# How long the run is, how fast it learns, when it writes, what it computes twice and where its text
-# lies may be changed. All else would make it another run: shapes, seed, batch, optimizer, and
-# what the text is (`check_same`).
+# How long the run is, how fast it learns, when it writes, what it computes twice, how a pipeline is
+# cut and where its text lies may be changed. All else would make it another run: shapes, seed,
+# batch, optimizer, and what the text is (`check_same`).
 FREE = (
     "data.path",
     "run.steps",
     "run.eval_every",
     "run.save_every",
     "run.recompute",
+    "run.stages",
     "optimizer.lr",
     "optimizer.min_lr",
     "optimizer.warmup",

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from minitrain.array import namespace
 from minitrain.batch import Batch
 from minitrain.errors import UserError
 from minitrain.optim import LossScale, Optimizer, clip_factor
@@ -57,8 +56,7 @@ class Stepper:
     ):
         self.model, self.optimizer, self.schedule, self.clip = model, optimizer, schedule, clip
         self.loss_scale = loss_scale
-        gradient = model.stepped.gradient
-        self.slots = {name: namespace(gradient).zeros_like(gradient) for name in optimizer.slots}
+        self.slots = {name: model.stepped.zeros() for name in optimizer.slots}
         self.updates = 0
 
     def step(self, batch: Batch) -> StepResult:
@@ -90,19 +88,18 @@ class Stepper:
     def apply(self, result: StepResult) -> None:
         """The second half: clip, and step what this rank steps."""
         self.updates += 1
-        scale, stepped = clip_factor(result.grad_norm, self.clip), self.model.stepped
-        plain = slice(stepped.decayed.stop, None)
-        for span, decay in ((stepped.decayed, True), (plain, False)):
+        scale = clip_factor(result.grad_norm, self.clip)
+        for weights, gradient, span, decay in self.model.stepped.segments():
             self.optimizer.step(
-                stepped.weights[span],
-                stepped.gradient[span],
+                weights,
+                gradient,
                 {name: slot[span] for name, slot in self.slots.items()},
                 lr=result.lr,
                 count=self.updates,
                 decay=decay,
                 scale=scale,
             )
-        stepped.written()
+        self.model.publish()
 
     def _overflows(self, scale: LossScale, step: int) -> bool:
         """Whether this step is to be skipped, on all ranks alike; the loss scale takes note."""

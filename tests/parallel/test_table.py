@@ -21,7 +21,7 @@ from minitrain.nn.families import declare
 from minitrain.oracle.coverage import pieces_with
 from minitrain.parallel import Mesh, parallelize, placements
 from minitrain.parallel.placement import FLAT
-from minitrain.parallel.table import own_links
+from minitrain.parallel.stages import chunks_of
 
 GPT = GPTConfig(vocab=13, context=7, layers=3, heads=5, width=20, hidden=9)
 LLAMA = LlamaConfig(vocab=13, context=7, layers=3, heads=6, kv_heads=2, width=24, hidden=9)
@@ -117,12 +117,15 @@ def test_what_lies_where_follows_the_layout(case: tuple[Config, Layout, list[int
 
 def test_links_of_stages_make_up_the_chain() -> None:
     for text, stages in (("pp1", None), ("pp3", None), ("pp3", [0, 3, 0]), ("pp2", [3, 0])):
-        layout = Layout.parse(text)
-        found = [list(own_links(3, layout, rank, stages)) for rank in range(layout.pp)]
+        found = [list(own) for [own] in chunks_of(GPT, Layout.parse(text), stages)]
         assert [link for links in found for link in links] == [0, 1, 2, 3, 4]
         assert 0 in found[0]
         assert 4 in found[-1]
-    assert list(own_links(3, Layout(pp=3), 1, [0, 3, 0])) == [1, 2, 3]
+    assert chunks_of(GPT, Layout(pp=3), [0, 3, 0])[1] == [range(1, 4)]
+    interleaved, v = (chunks_of(GPT, Layout.parse(f"pp2,{how}"), [1, 1, 0, 1])
+                      for how in ("interleaved", "zb-v"))  # fmt: skip
+    assert interleaved == [[range(2), range(3, 3)], [range(2, 3), range(3, 5)]]
+    assert v == [[range(2), range(3, 5)], [range(2, 3), range(3, 3)]]
 
 
 def test_what_is_partial_over_tp() -> None:

@@ -10,7 +10,8 @@ from minitrain.comm import Group, run_ranks
 from minitrain.nn import GPT, GPTConfig
 from minitrain.optim import SGD
 from minitrain.parallel import Mesh, parallelize
-from minitrain.parallel.reduce import Reducer, buckets
+from minitrain.parallel.plan import buckets
+from minitrain.parallel.reduce import Reducer
 from minitrain.train.step import Stepper
 
 

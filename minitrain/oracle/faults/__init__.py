@@ -23,7 +23,7 @@ SEAMS = {
     # The batch and the loss.
     "total": "minitrain.parallel.data:Shares.total",
     "window": "minitrain.parallel.data:Part.window",
-    "loss": "minitrain.parallel.worker:Worker.loss",
+    "forward": "minitrain.parallel.worker:Worker.forward",
     "data_index": "minitrain.parallel.mesh:Mesh.data_index",
     # Gradients and their norm.
     "accumulate": "minitrain.parallel.flat:Flat.accumulate",
@@ -50,6 +50,14 @@ SEAMS = {
     "vocabulary_loss": "minitrain.parallel.cut_vocabulary:VocabularyCrossEntropy.forward",
     "cut_sequence": "minitrain.parallel.compose:cut_sequence",
     "positions": "minitrain.parallel.sequence:OwnPositions.forward",
+    # Pipeline parallelism.
+    "worker": "minitrain.parallel.worker:Worker.__init__",
+    "turns": "minitrain.parallel.worker:turns_of",
+    "run": "minitrain.parallel.worker:Worker.run",
+    "begin_pass": "minitrain.parallel.reduce:Reducer.begin_pass",
+    "give": "minitrain.parallel.pipeline:Boundaries.give",
+    "take": "minitrain.parallel.pipeline:Boundaries.take",
+    "tag": "minitrain.parallel.pipeline:Boundaries.tag",
 }
 """Where faults can be planted: seam -> module:attribute."""
 
@@ -67,7 +75,7 @@ FAULTS: dict[str, Fault] = {
         for name, seam in {
             "mean-of-local-means": "total",
             "loss-not-divided": "total",
-            "mean-of-micro-batches": "loss",
+            "mean-of-micro-batches": "forward",
             "rank-not-reduced": "start",
             "parameter-skipped": "finish",
             "result-lost": "finish",
@@ -105,6 +113,24 @@ FAULTS: dict[str, Fault] = {
             "sp-positions-restart": "positions",
             "tp-local-heads": "own_heads",
             "shards-alike": "fill",
+        }.items()
+    },
+    **{
+        name: Fault(seam, "pipeline")
+        for name, seam in {
+            "only-last-micro-batch": "begin_pass",
+            "divided-on-every-stage": "give",
+            "tied-not-summed": "plan",
+            "tied-counted-twice": "counts",
+            "norm-of-a-stage": "norm",
+            "loss-of-a-stage": "run",
+            "wrong-buffer": "take",
+            "stale-gradient": "take",
+            "boundaries-mixed": "tag",
+            "stage-local-dropout": "worker",
+            "reduced-too-early": "worker",
+            "last-weights-forgotten": "turns",
+            "sends-block": "give",
         }.items()
     },
 }

@@ -33,14 +33,14 @@ def loss_not_divided(total: Any) -> Any:
     return lambda shares, valid: 1
 
 
-def mean_of_micro_batches(loss: Any) -> Any:
+def mean_of_micro_batches(forward: Any) -> Any:
     """Every micro-batch divides by its own tokens, then all average: transformers #24725."""
 
-    def planted(worker: Worker, part: Part, training: bool) -> Any:
-        micro_batches = len(worker.instructions) // 2
+    def planted(worker: Worker, part: Part, *rest: Any, **options: Any) -> Any:
+        micro_batches = len({turn.micro_batch for turn in worker.turns})
         means = micro_batches * worker.reducer.mesh.data.size
         valid = int(np.count_nonzero(part.labels != IGNORE))
-        return loss(worker, replace(part, total=max(valid, 1) * means), training)
+        return forward(worker, replace(part, total=max(valid, 1) * means), *rest, **options)
 
     return planted
 
@@ -48,49 +48,40 @@ def mean_of_micro_batches(loss: Any) -> Any:
 def rank_not_reduced(start: Any) -> Any:
     """The last rank's gradients do not enter the sum."""
 
-    def planted(bucket: Bucket) -> Any:
+    def planted(bucket: Bucket) -> None:
         lives, group = bucket.reducer.lives, bucket.sums[0]
         if group.rank == group.size - 1:
             lives.complete(bucket.names)
-            lives.gradient[bucket.lives] = 0
-        return start(bucket)
+            for name in bucket.names:
+                lives.grad(name)[...] = 0
+        start(bucket)
 
     return planted
 
 
 def parameter_skipped(finish: Any) -> Any:
     """A parameter that the reduction does not see: NuMPItron's nested ones."""
-
-    def planted(reducer: Reducer) -> None:
-        name = next(n for n in reversed(reducer.lives.spans) if n.endswith("mlp.up.weight"))
-        mine = reducer.lives.view(reducer.lives.gradient, name).copy()
-        finish(reducer)
-        reducer.lives.view(reducer.lives.gradient, name)[...] = mine
-
-    return planted
+    return lambda reducer: _kept(
+        finish, reducer, [next(n for n in reversed(reducer.lives.spans) if "mlp.up.weight" in n)]
+    )
 
 
 def result_lost(finish: Any) -> Any:
     """The gradient is read where the reduction did not write: DeepSpeed #6351."""
-
-    def planted(reducer: Reducer) -> None:
-        mine = reducer.lives.gradient.copy()
-        finish(reducer)
-        reducer.stepped.gradient[...] = mine
-
-    return planted
+    return lambda reducer: _kept(finish, reducer, list(reducer.stepped.spans))
 
 
 def last_bucket_late(finish: Any) -> Any:
     """The last bucket is read before its reduction has finished: DeepSpeed #5059."""
+    return lambda reducer: _kept(finish, reducer, reducer.buckets[-1].own)
 
-    def planted(reducer: Reducer) -> None:
-        last = reducer.buckets[-1].lives
-        mine = reducer.lives.gradient[last].copy()
-        finish(reducer)
-        reducer.stepped.gradient[reducer.buckets[-1].stepped] = mine
 
-    return planted
+def _kept(finish: Any, reducer: Reducer, names: list[str]) -> None:
+    """The reduction, but for some parameters, whose gradient stays this rank's own."""
+    mine = {name: reducer.stepped.grad(name).copy() for name in names}
+    finish(reducer)
+    for name, grad in mine.items():
+        reducer.stepped.grad(name)[...] = grad
 
 
 def weights_reduced(finish: Any) -> Any:
@@ -110,7 +101,7 @@ def averaged_again(finish: Any) -> Any:
 
     def planted(reducer: Reducer) -> None:
         finish(reducer)
-        reducer.stepped.gradient /= reducer.mesh.data.size
+        reducer.stepped.scale(1 / reducer.mesh.data.size)
 
     return planted
 

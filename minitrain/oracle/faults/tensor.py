@@ -27,7 +27,8 @@ from minitrain.parallel.cut_vocabulary import (
 from minitrain.parallel.flat import Flat
 from minitrain.parallel.mesh import Mesh
 from minitrain.parallel.norm import Norm
-from minitrain.parallel.reduce import Bucket, Plan
+from minitrain.parallel.plan import Plan
+from minitrain.parallel.reduce import Bucket
 from minitrain.parallel.regions import AllGather, Copy
 from minitrain.parallel.sequence import OwnPositions, own_part
 from minitrain.parallel.table import Entry
@@ -81,17 +82,19 @@ def bias_divided(forward: Any) -> Any:
 
 def sp_norms_not_summed(plan_of: Any) -> Any:
     """Under sp each rank steps norms and biases by its own positions: Megatron-LM #1446."""
-    return lambda entry, mesh: _without_tp(plan_of, entry, mesh, cut=False)
+    return lambda *args: _without_tp(plan_of, *args, cut=False)
 
 
 def kv_not_summed(plan_of: Any) -> Any:
     """Ranks that share a key/value head step it by their own queries."""
-    return lambda entry, mesh: _without_tp(plan_of, entry, mesh, cut=True)
+    return lambda *args: _without_tp(plan_of, *args, cut=True)
 
 
-def _without_tp(plan_of: Any, entry: Entry, mesh: Mesh, *, cut: bool) -> Plan:
+def _without_tp(
+    plan_of: Any, entry: Entry, mesh: Mesh, chunks: frozenset[int], *, cut: bool
+) -> Plan:
     """The plan of a parameter, but not its sum over tp if it is cut there, or if it isn't."""
-    plan: Plan = plan_of(entry, mesh)
+    plan: Plan = plan_of(entry, mesh, chunks)
     if cut != any(place.mesh_axis == "tp" for place in entry.placement.places):
         return plan
     return plan._replace(sums=tuple(sum_ for sum_ in plan.sums if "tp" not in dict(sum_)))
@@ -100,10 +103,12 @@ def _without_tp(plan_of: Any, entry: Entry, mesh: Mesh, *, cut: bool) -> Plan:
 def partials_averaged(finish: Any) -> Any:
     """A mean where a sum is needed: gpt-neox #1257."""
 
-    def planted(bucket: Bucket, operation: Any) -> None:
-        finish(bucket, operation)
-        if len(bucket.sums) > 1:
-            bucket.reducer.stepped.gradient[bucket.stepped] /= bucket.sums[1].size
+    def planted(bucket: Bucket) -> None:
+        finish(bucket)
+        for group in bucket.sums:
+            if group.axis == "tp":
+                for name in bucket.own:
+                    bucket.reducer.stepped.grad(name)[...] /= group.size
 
     return planted
 

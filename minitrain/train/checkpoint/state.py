@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minitrain.array import Array, from_host, namespace
+from minitrain.array import Array, accumulator, from_host, namespace
 from minitrain.comm.group import Group
 from minitrain.machine import blas_threads_now
 from minitrain.nn.config import to_values as config_values
@@ -78,6 +78,7 @@ def resume(stepper: Stepper, path: Path) -> int:
             whole = files.read(path, manifest, key).astype(holding.dtype, copy=False)
             piece = holding.placement.cut(whole, model.mesh.coordinates)
             holding.part[...] = from_host(piece, namespace(holding.part))
+    model.publish()
     stepper.updates = manifest.updates
     if stepper.loss_scale is not None and manifest.loss_scale is not None:
         with reading(path):
@@ -99,12 +100,19 @@ def _holdings(stepper: Stepper) -> dict[str, _Holding]:
     """All that a checkpoint holds, by key, the same keys on every rank. Weights are where they
     live, the rest is where they are stepped."""
     model, found = stepper.model, {}
-    parts = model.lives.views(model.lives.weights)
+    lives, stepped = model.lives, model.stepped
     for name, entry in model.table.items():
-        dtype = model.lives.weights.dtype
-        found[f"weights/{name}"] = _Holding(entry.shape, entry.placement, dtype, parts.get(name))
+        # Stepped weights may be masters, of which those that live are copies in half precision.
+        state = entry.placement if stepped is lives else entry.state
+        part: Array | None = None
+        if state is None or stepped is lives:
+            part = lives.weight(name) if name in lives.spans else None
+        elif name in stepped.spans:
+            part = stepped.weight(name)
+        dtype = accumulator(lives.weights.dtype)
+        found[f"weights/{name}"] = _Holding(entry.shape, state or entry.placement, dtype, part)
     for kind, slot in stepper.slots.items():
-        parts = model.stepped.views(slot)
+        parts = stepped.views(slot)
         for name, entry in model.table.items():
             if entry.state is not None:
                 found[f"{kind}/{name}"] = _Holding(

@@ -15,6 +15,7 @@ from minitrain.train.config.option import (
     Fraction,
     Natural,
     NotNegative,
+    Numbers,
     Option,
     Positive,
     Size,
@@ -104,8 +105,16 @@ class RunSection:
     recompute: Literal["none", "selective", "full"] = _option(
         "none", "what runs again in the backward; full: blocks; none, selective: attention weights"
     )
+    stages: Numbers | None = _option(
+        None, "blocks of each stage of a pipeline, such as 3,4,4,3; none: by their cost"
+    )
     eval_every: Count = _option(250, "steps between evaluations on the held-out text")
     save_every: Count = _option(500, "steps between checkpoints; the last step has one too")
+
+    @property
+    def stage_sizes(self) -> tuple[int, ...] | None:
+        """The numbers of `stages`."""
+        return None if self.stages is None else tuple(map(int, self.stages.split(",")))
 
 
 @dataclass(frozen=True)

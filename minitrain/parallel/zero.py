@@ -1,0 +1,152 @@
+"""Sharded data parallelism: each rank of the `shard` axis steps a piece of every parameter.
+
+Sharded:     stage 1 the optimizer's state; 2 gradients too; 3 parameters too
+Replicated:  stage 1 gradients and parameters; 2 parameters; 3 nothing
+Forward:     stage 3: all-gather of each unit's parameters before it runs, dropped after
+Backward:    stages 1 and 2: reduce-scatter of gradients (once a step; after each micro-batch),
+             and after the step all-gather of parameters; stage 3: all-gather again of what the
+             backward reads, reduce-scatter of each gradient
+Equals serial because: an optimizer steps each element by itself, so it doesn't matter who does; and
+             a reduce-scatter followed by an all-gather is an all-reduce.
+Paper:       Rajbhandari et al. 2020, "ZeRO", sections 5 and 7
+
+With N ranks, (N-1)/N·Ψ elements are sent by a rank in each of these. Stage 1 sends what data
+parallelism sends, stage 2 a reduce-scatter for each micro-batch, since a gradient that is kept
+between them would be stage 1's; stage 3 about three for each micro-batch.
+
+A piece is flat: the parameter, as far as other places have cut it, flattened and cut evenly. With
+`owner`, whole tensors go to one rank each (as in Paddle's group sharding): the gradient is reduced
+to its owner, who steps it, and tells the others. The bytes are the same in sum over the ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from minitrain.array import Array, accumulator, namespace
+from minitrain.autograd.function import Function, Grads, Needs
+from minitrain.autograd.tensor import Tensor
+from minitrain.comm.group import Group
+from minitrain.nn.module import Parameter
+from minitrain.parallel.flat import Flat
+from minitrain.parallel.reduce import Bucket
+
+
+class Shard:
+    """What this rank steps of parameters that are whole where they live (stages 1 and 2).
+
+    Args:
+        lives: the flat arrays of the parameters.
+        shapes: of the pieces, by name; only what is stepped here.
+        cuts: by name, which elements of the flattened parameter they are.
+        masters: whether weights are stepped in float32, because those that live are halves.
+
+    Weights are views of what lives, or masters beside it; the gradient is in the living one's
+    place, or, where that is not kept, beside it.
+    """
+
+    def __init__(self, lives: Flat, shapes: dict[str, tuple[int, ...]], cuts: Mapping[str, slice],
+                 masters: bool):  # fmt: skip
+        self.lives, self.shapes, self.cuts = lives, shapes, cuts
+        self.spans: dict[str, slice] = {}
+        end = 0
+        for name in lives.spans:
+            if name in shapes:
+                self.spans[name] = slice(end, end := end + math.prod(shapes[name]))
+        self.size, self.xp = end, namespace(lives.weights)
+        wide = accumulator(lives.weights.dtype)
+        self.weights = self.xp.empty(end, wide) if masters else None
+        self.gradient = self.xp.zeros(end, wide) if lives.gradient is None else None
+
+    def segments(self) -> Iterator[tuple[Array, Array, slice, bool]]:
+        """See Stepped: parameter by parameter, since their pieces are not neighbours."""
+        for name, span in self.spans.items():
+            decays = self.lives.parameters[name].decays
+            yield self._weight(name), self._grad(name), span, decays
+
+    def weight(self, name: str) -> Array:
+        """See Stepped."""
+        return self._weight(name).reshape(self.shapes[name])
+
+    def grad(self, name: str) -> Array:
+        """See Stepped."""
+        return self._grad(name).reshape(self.shapes[name])
+
+    def _weight(self, name: str) -> Array:
+        if self.weights is not None:
+            return self.weights[self.spans[name]]
+        return self.lives.weights[self.lives.spans[name]][self.cuts[name]]
+
+    def _grad(self, name: str) -> Array:
+        if self.gradient is not None:
+            return self.gradient[self.spans[name]]
+        return self.lives.gradient[self.lives.spans[name]][self.cuts[name]]
+
+    def put(self, names: list[str], total: Array) -> None:
+        """See Stepped."""
+        start = 0
+        for name in names:
+            grad = self._grad(name)
+            grad[...] = total[start : start + grad.size]
+            start += grad.size
+
+    def scale(self, factor: float) -> None:
+        """See Stepped."""
+        for name in self.spans:
+            self._grad(name)[...] *= factor
+
+    def zeros(self) -> Array:
+        """See Stepped."""
+        return self.xp.zeros(self.size, accumulator(self.lives.weights.dtype))
+
+    def views(self, flat: Array) -> dict[str, Array]:
+        """See Stepped."""
+        return {name: flat[self.spans[name]].reshape(shape) for name, shape in self.shapes.items()}
+
+
+def tell(bucket: Bucket, lives: Flat, stepped: Shard) -> None:
+    """After a step: all-gather the weights of a bucket's parameters into where they live."""
+    assert bucket.scatter is not None
+    dtype, rank = lives.weights.dtype, bucket.scatter.rank
+    mine = [stepped._weight(name).astype(dtype, copy=False) for name in bucket.own]
+    nothing = stepped.xp.empty(0, dtype)
+    sizes = [sum(span.stop - span.start for span in spans) for spans in bucket.pieces]
+    came = bucket.scatter.all_gather(
+        stepped.xp.concatenate([nothing, *mine]), sizes=sizes, purpose="parameter"
+    )
+    start = 0
+    for other, spans in enumerate(bucket.pieces):
+        for name, span in zip(bucket.names, spans, strict=True):
+            size = span.stop - span.start
+            if other != rank or stepped.weights is not None:
+                lives.weights[lives.spans[name]][span] = came[start : start + size]
+            start += size
+
+
+class Gather(Function):
+    """A piece of a parameter → the parameter, as far as this rank has it (stage 3).
+
+    Forward: all-gather. Backward: reduce-scatter; both can be put off with the weight's gradient.
+    """
+
+    passes_weight = True
+
+    def forward(self, piece: Array, *, group: Group, sizes: list[int],
+                shape: tuple[int, ...]) -> Array:  # fmt: skip
+        self.group, self.sizes = group, sizes
+        return group.all_gather(piece, sizes=sizes, purpose="parameter").reshape(shape)
+
+    def vjp(self, grad_out: Array, needs: Needs) -> Grads:
+        flat = namespace(grad_out).ascontiguousarray(grad_out).reshape(-1)
+        return (self.group.reduce_scatter(flat, sizes=self.sizes, purpose="gradient"),)
+
+
+def gather(parameter: Parameter, piece: Tensor, group: Group, at: Mapping[str, int]) -> Tensor:
+    """The whole of a parameter that lives in pieces, from this rank's (cast, or as it is)."""
+    placement, shape = parameter.placement, parameter.declared
+    pieces = [placement.piece(shape, {**at, "shard": rank}) for rank in range(group.size)]
+    sizes: list[Any] = [each.size for each in pieces]
+    whole = tuple(span.stop - span.start for span in pieces[0].spans)
+    return Gather.apply(piece, group=group, sizes=sizes, shape=whole)
