@@ -12,7 +12,6 @@ from minitrain.array import Array
 if TYPE_CHECKING:
     from minitrain.comm.group import Group
 
-
 Name: TypeAlias = str | None
 """Of what is asked for; None: of all."""
 
@@ -48,15 +47,13 @@ class Ledger:
         self._messages[record] += 1
         self._bytes[record] += nbytes
 
-    def bytes(
-        self, op: Name = None, axis: Name = None, purpose: Name = None, algorithm: Name = None
-    ) -> int:
+    def bytes(self, op: Name = None, axis: Name = None, purpose: Name = None,
+              algorithm: Name = None) -> int:  # fmt: skip
         """Payload bytes sent: all, or those of one op, mesh axis, purpose or algorithm."""
         return _sum(self._bytes, (op, algorithm, axis, purpose))
 
-    def messages(
-        self, op: Name = None, axis: Name = None, purpose: Name = None, algorithm: Name = None
-    ) -> int:
+    def messages(self, op: Name = None, axis: Name = None, purpose: Name = None,
+                 algorithm: Name = None) -> int:  # fmt: skip
         """Messages sent: all, or those of one op, mesh axis, purpose or algorithm."""
         return _sum(self._messages, (op, algorithm, axis, purpose))
 

@@ -13,13 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from types import FrameType
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from minitrain.array import Array
 from minitrain.comm.ledger import Record
-from minitrain.comm.members import Members
 from minitrain.comm.reduction import Combine
 from minitrain.comm.transport import Request, Route, Transport
+
+if TYPE_CHECKING:
+    from minitrain.comm.group import Group
 
 Steps: TypeAlias = Generator[Sequence[Request], None, Any]
 """What a collective is: yields requests, resumes when all of them are done, returns its result."""
@@ -69,7 +71,7 @@ class Peers:
         entered: how many members have made this call, where that can be seen.
     """
 
-    group: Members
+    group: Group
     op: str
     algorithm: str
     purpose: str
@@ -213,11 +215,3 @@ class Operation:
         """Give up what will not come to its end: `wait` raises the error."""
         self._error, self.done, self.pending = error, True, ()
         self._transport.active.remove(self)
-
-
-def progress(transport: Transport) -> None:
-    """Advance every operation that this rank has in flight, oldest first, and what it has sent."""
-    if transport.outbox:
-        transport.push()
-    for operation in tuple(transport.active):
-        operation.advance()

@@ -61,20 +61,12 @@ class Reduction:
         """out = a op b."""
         self.function(a, b, out=out)
 
-    def round(self, x: Array, out: Array) -> None:
-        """out = x in the dtype of out; a sum beyond fp16's range is inf, as it is in fp16."""
-        if x is not out:
-            with np.errstate(over="ignore"):
-                out[...] = x.astype(out.dtype, copy=False)
-
     def widened(self, x: Array) -> Array:
         """x in the dtype in which partial results are kept; x itself if it has it."""
         return x.astype(self.dtype) if self.kept_wider else x
 
     def rounded(self, x: Array, like: Array) -> Array:
-        """x in the dtype of like; x itself if it has it."""
-        if not self.kept_wider:
-            return x
+        """x in the dtype of like; a sum beyond fp16's range is inf, as it is in fp16."""
         with np.errstate(over="ignore"):
             return x.astype(like.dtype, copy=False)
 

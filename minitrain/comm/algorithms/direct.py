@@ -1,4 +1,4 @@
-"""Everyone to everyone: directly, or by Bruck's detours with log n messages.
+"""From or to one rank directly; everyone to everyone, or by Bruck's detours with log n messages.
 
 Bruck, 5 ranks: in step k a rank passes on, over the distance 2^k, all blocks that still have to
 travel it. A block for the rank 3 places on goes 1 place, then 2.
@@ -19,9 +19,37 @@ from minitrain.comm.reduction import Reduction
 from minitrain.cut import cut_sizes
 
 
-def all_to_all_pairwise(
-    peers: Peers, x: Sequence[Array], out: list[Array], *, header: bool
-) -> Steps:
+def scatter(peers: Peers, xs: Sequence[Array] | Pieces | None, room: Array | None, root: int, *,
+            like: Array | None = None, header: bool = False) -> Steps:  # fmt: skip
+    """Rank r returns the root's xs[r], received into the room if there is one.
+
+    Cost at the root: (n-1)(α + V/n·β).
+    """
+    if xs is not None and peers.rank == root:
+        others = [rank for rank in range(peers.size) if rank != root]
+        yield [peers.send(xs[rank], rank, header=header) for rank in others]
+        return xs[root]
+    arrival = peers.receive(room, root, like=like)
+    yield (arrival,)
+    return arrival.array
+
+
+def gather(peers: Peers, x: Array, rooms: Sequence[Array] | Pieces, root: int, *,
+           header: bool = False) -> Steps:  # fmt: skip
+    """The root returns the list of every rank's x, received into the rooms; the others None.
+
+    Cost at the root: (n-1)(α + V/n·β).
+    """
+    if peers.rank != root:
+        yield (peers.send(x, root, header=header),)
+        return None
+    others = {rank: peers.receive(rooms[rank], rank) for rank in range(peers.size) if rank != root}
+    yield list(others.values())
+    return [others[rank].array if rank != root else x for rank in range(peers.size)]
+
+
+def all_to_all_pairwise(peers: Peers, x: Sequence[Array] | Pieces, out: list[Array], *,
+                        header: bool = False) -> Steps:  # fmt: skip
     """out[r] = what rank r has in its x[here], for all r but this one, by direct exchange.
 
     Cost: (n-1)(α + V/n·β), all in flight at once.
@@ -85,16 +113,15 @@ def reduce_scatter_pairwise(peers: Peers, x: Pieces, out: Pieces, op: Reduction)
     n, rank, xp = peers.size, peers.rank, op.xp
     mine = x[rank]
     shares = [mine if r == rank else xp.empty_like(mine) for r in range(n)]
-    others = [(rank + shift) % n for shift in range(1, n)]
-    arrivals = [peers.receive(shares[r], r) for r in others]
-    yield [*arrivals, *(peers.send(x[r], r) for r in others)]
+    yield from all_to_all_pairwise(peers, x, shares)
     result = out[rank]
     total = xp.empty(mine.shape, op.dtype) if op.kept_wider else result
     have = op.widened(shares[0])
     for share in shares[1:]:
         op(have, op.widened(share), total)
         have = total
-    op.round(have, result)
+    if have is not result:
+        result[...] = op.rounded(have, result)
 
 
 def all_gather_pairwise(peers: Peers, out: Pieces) -> Steps:
@@ -103,9 +130,8 @@ def all_gather_pairwise(peers: Peers, out: Pieces) -> Steps:
     Cost: (n-1)(α + V/n·β), all in flight at once: where ranks share cores, what counts is how often
     one has to wait for another.
     """
-    others = [(peers.rank + shift) % peers.size for shift in range(1, peers.size)]
-    arrivals = [peers.receive(out[rank], rank) for rank in others]
-    yield [*arrivals, *(peers.send(out[peers.rank], rank) for rank in others)]
+    rooms = [out[rank] for rank in range(peers.size)]
+    yield from all_to_all_pairwise(peers, [rooms[peers.rank]] * peers.size, rooms)
 
 
 def all_reduce_pairwise(peers: Peers, x: Array, out: Array, op: Reduction) -> Steps:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 
 from minitrain.array import Array
-from minitrain.comm.algorithms import ring
+from minitrain.comm.algorithms import direct, ring
 from minitrain.comm.algorithms.pieces import Pieces
 from minitrain.comm.operation import Peers, Steps
 from minitrain.comm.reduction import Combine, Reduction
@@ -81,11 +81,7 @@ def broadcast_scatter(peers: Peers, x: Array, root: int) -> Steps:
     Source: van de Geijn 1994, in Thakur et al., section 4.2.
     """
     pieces = Pieces(x.reshape(-1), cut_sizes(x.size, peers.size))
-    others = [rank for rank in range(peers.size) if rank != root]
-    if peers.rank == root:
-        yield [peers.send(pieces[rank], rank) for rank in others]
-    else:
-        yield (peers.receive(pieces[peers.rank], root),)
+    yield from direct.scatter(peers, pieces, pieces[peers.rank], root)
     yield from ring.all_gather(peers, pieces)
     return x
 
@@ -98,11 +94,7 @@ def reduce_scatter_gather(peers: Peers, x: Array, out: Array, root: int, op: Red
     sizes = cut_sizes(x.size, peers.size)
     pieces = Pieces(out, sizes)
     yield from ring.reduce_scatter(peers, Pieces(x, sizes), pieces, op)
-    others = [rank for rank in range(peers.size) if rank != root]
-    if peers.rank == root:
-        yield [peers.receive(pieces[rank], rank) for rank in others]
-    else:
-        yield (peers.send(pieces[peers.rank], root),)
+    yield from direct.gather(peers, pieces[peers.rank], pieces, root)
 
 
 def barrier(peers: Peers) -> Steps:
