@@ -25,10 +25,12 @@ class Combine(NamedTuple):
     first: bool = True
 
     def __call__(self, came: Array, out: Array, start: int = 0) -> None:
-        """Fill out from came, the elements of the message from start on."""
+        """Fill out from came, the elements of the message from start on; the rest follows."""
         mine = self.mine
-        part = mine if came.size == mine.size else mine[start : start + came.size]
-        left, right = (part, came) if self.first else (came, part)
+        if came.size < mine.size:
+            part = slice(start, start + came.size)
+            mine, out = mine[part], out[part]
+        left, right = (mine, came) if self.first else (came, mine)
         self.op.function(left, right, out=out)
 
 

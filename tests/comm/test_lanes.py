@@ -15,9 +15,8 @@ pytest.importorskip("mpi4py", reason="mpi4py is not installed: pip install 'mini
 
 from minitrain.comm.mpi.inlet import Inlet, LaneReceive
 from minitrain.comm.mpi.lanes import slot_size
-from minitrain.comm.mpi.outlet import Outlet
+from minitrain.comm.mpi.outlet import LINE, SLOTS, LaneMemory, Outlet
 from minitrain.comm.mpi.requests import Address, NullRequest
-from minitrain.comm.mpi.slots import LINE, SLOTS, LaneMemory
 from minitrain.comm.reduction import Combine, reduction
 
 SLOT = 64

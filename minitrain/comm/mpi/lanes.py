@@ -21,9 +21,8 @@ import numpy as np
 from mpi4py import MPI
 
 from minitrain.comm.mpi.inlet import Inlet
-from minitrain.comm.mpi.outlet import Outlet
+from minitrain.comm.mpi.outlet import LINE, SLOTS, LaneMemory, Outlet
 from minitrain.comm.mpi.requests import Address
-from minitrain.comm.mpi.slots import LINE, SLOTS, LaneMemory
 
 _LARGEST_SLOT = 1 << 18
 _ROOM = 1 << 22
@@ -52,14 +51,17 @@ class Lanes:
         lane = LaneMemory.nbytes(size)
         self._window = MPI.Win.Allocate_shared(lane * others, 1, comm=node)
         self._window.Lock_all()
+        own: Any = self._window.Shared_query(me)[0]
+        np.asarray(own)[:] = (
+            0  # the counters; and the rest, so that it is taken while there is some
+        )
         ranks = node.group.Translate_ranks(None, comm.group)
         self.outlets: dict[int, Outlet] = {}
         self.inlets: dict[int, Inlet] = {}
         for other, rank in enumerate(ranks):
             if other != me:
-                to, back = self._memory(me, other, size), self._memory(other, me, size)
-                to.clear()
-                self.outlets[rank], self.inlets[rank] = Outlet(to), Inlet(back)
+                self.outlets[rank] = Outlet(self._memory(me, other, size))
+                self.inlets[rank] = Inlet(self._memory(other, me, size))
         self._window.Sync()
         node.Barrier()  # nobody looks at a counter before it is set
 

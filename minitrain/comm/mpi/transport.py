@@ -8,9 +8,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from weakref import WeakValueDictionary
 
 import numpy as np
 from mpi4py import MPI
@@ -77,12 +76,10 @@ class MPITransport(Transport):
         # MPI that reads GPU memory by itself gets all messages, whatever their arrays; and it alone
         # knows whether somebody receives: a lane's other end may only have put a message aside.
         shared = options.shared_memory and not (options.cuda_aware or options.synchronous)
-        self._lanes = Lanes(comm, node) if shared else None
-        self._outlets = self._lanes.outlets if self._lanes else {}
-        self._inlets = self._lanes.inlets if self._lanes else {}
+        self._lanes = Lanes(comm, node if shared else MPI.COMM_SELF)
+        self._outlets, self._inlets = self._lanes.outlets, self._lanes.inlets
         self._crowded = hosts.ranks > hosts.cores
-        # Weak, so that what was received is not kept.
-        self._probing: WeakValueDictionary[tuple[int, int], ProbeRequest] = WeakValueDictionary()
+        self._probing: dict[tuple[int, int, int], deque[ProbeRequest]] = defaultdict(deque)
 
     def begin(self, channel: int, peers: Peers) -> Address:
         """See `Transport.begin`: other members' calls cannot be seen."""
@@ -103,9 +100,8 @@ class MPITransport(Transport):
                 operation.wait()
         return address
 
-    def send(
-        self, x: Array, dest: int, route: Address, *, copy: bool = False, header: bool = False
-    ) -> Request:
+    def send(self, x: Array, dest: int, route: Address, *, copy: bool = False,
+             header: bool = False) -> Request:  # fmt: skip
         """See `Transport.send`. What was copied is kept here until it has left."""
         outlet = self._outlets.get(dest)
         if not isinstance(x, np.ndarray):
@@ -130,29 +126,17 @@ class MPITransport(Transport):
             self.outbox.setdefault(dest, deque()).append(message)
         return DONE
 
-    def receive(
-        self,
-        out: Array | None,
-        source: int,
-        route: Address,
-        *,
-        like: Array | None = None,
-        combine: Combine | None = None,
-    ) -> Request:
+    def receive(self, out: Array | None, source: int, route: Address, *, like: Array | None = None,
+                combine: Combine | None = None) -> Request:  # fmt: skip
         """See `Transport.receive`."""
         inlet = self._inlets.get(source)
         if inlet is not None:
             return inlet.receive(out, source, route, like, combine)
         if out is not None:
             buffer = ReceiveBuffer(out, combine, cuda_aware=self._options.cuda_aware)
-            return ReceiveRequest(out, buffer, source, route, self.limit)
-        probing = ProbeRequest(source, route, self.limit, like)
-        key = source, route.channel
-        before = self._probing.get(key)
-        if before is not None and before.address.tag == route.tag and not before.done:
-            probing.before = before
-        self._probing[key] = probing
-        return probing
+            return ReceiveRequest(buffer, source, route, self.limit)
+        queue = self._probing[source, route.channel, route.tag]
+        return ProbeRequest(source, route, self.limit, like, queue)
 
     def wait(self, pending: Sequence[Sequence[Request]]) -> None:
         """See `Transport.wait`. MPI has no other way to wait for some of several than to ask."""
@@ -184,7 +168,7 @@ class MPITransport(Transport):
         waits = self._waits([operation.pending for operation in self.active])
         for operation in tuple(self.active):  # to ask again would touch memory that is gone
             operation.abandon(CommError("the program has ended, and its shared memory with it"))
-        for source, address in self._lanes.close(self.push, self.outbox) if self._lanes else ():
+        for source, address in self._lanes.close(self.push, self.outbox):
             where = self._names.get(address.channel, "a group or tag that it has not used")
             waits.append(f"receive a message from rank {source} ({where})")
         if waits:
