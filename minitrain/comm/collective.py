@@ -42,8 +42,8 @@ class Collectives:
         peers = Peers(group, op, algorithm, purpose, *who, agreed)
         peers.route = transport.begin(group.channels.get(None) or group.channel(None), peers)
         generator = steps(peers, *args)
-        if transport.check_collectives:
-            generator = transport.checked(peers, generator)
+        if transport.check is not None:
+            generator = transport.check(peers, generator)
         operation = Operation(transport, generator, peers.route)
         return operation.wait() if self._waits else operation.start()
 

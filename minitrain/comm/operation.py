@@ -47,12 +47,9 @@ def call_site(frame: FrameType | None = None) -> str:
 
 def mismatch(group: object, *calls: tuple[int, str, str]) -> str:
     """Two members that made different calls: the rank, call and site of each."""
+    head = f"ranks of {group} disagree about a collective: all members must make the same calls"
     rows = [f"  rank {rank}: {call} at {site}" for rank, call, site in calls]
-    head = (
-        f"ranks of {group} disagree about a collective: all members must make the same "
-        "calls in the same order"
-    )
-    return "\n".join([head, *rows])
+    return "\n".join([f"{head} in the same order", *rows])
 
 
 @dataclass(slots=True, eq=False)
@@ -108,14 +105,8 @@ class Peers:
                 self._count("control", receiver, extra)
         return transport.send(x, receiver, self.route, copy=copy, header=header)
 
-    def receive(
-        self,
-        out: Array | None,
-        source: int,
-        *,
-        like: Array | None = None,
-        combine: Combine | None = None,
-    ) -> Request:
+    def receive(self, out: Array | None, source: int, *, like: Array | None = None,
+                combine: Combine | None = None) -> Request:  # fmt: skip
         """Start to receive into out, or, with None, what a header or `like` tells.
 
         combine: what fills out with what has come, instead of a copy; see `Transport.receive`.
@@ -123,9 +114,8 @@ class Peers:
         transport = self.group.transport
         return transport.receive(out, self.ranks[source], self.route, like=like, combine=combine)
 
-    def exchange(
-        self, x: Array, dest: int, out: Array, source: int, combine: Combine | None = None
-    ) -> Sequence[Request]:
+    def exchange(self, x: Array, dest: int, out: Array, source: int,
+                 combine: Combine | None = None) -> Sequence[Request]:  # fmt: skip
         """Send x to one member and receive into out from another (or the same), at once.
 
         Sent first, so that it is on its way, or the other copies it, while this goes on.

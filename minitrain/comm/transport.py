@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import ml_dtypes
@@ -57,12 +57,11 @@ class Transport(ABC):
     kind: str
     """Which rows of the table in choose.py hold."""
 
-    check_collectives = False
-    """Whether members tell each other their calls before each collective."""
+    check: Callable[[Peers, Steps], Steps] | None = None
+    """Steps → the same, after the members have compared their calls; None: they don't."""
 
     def __init__(self, rank: int, size: int, nodes: Sequence[int]) -> None:
-        self.rank = rank
-        self.size = size
+        self.rank, self.size = rank, size
         self.nodes = nodes
         """The node that each rank runs on, as numbers."""
         self.active: list[Operation] = []
@@ -99,9 +98,8 @@ class Transport(ABC):
         """
 
     @abstractmethod
-    def send(
-        self, x: Array, dest: int, route: Route, *, copy: bool = False, header: bool = False
-    ) -> Request:
+    def send(self, x: Array, dest: int, route: Route, *, copy: bool = False,
+             header: bool = False) -> Request:  # fmt: skip
         """Start to send the contiguous array x.
 
         copy: x may be changed as soon as this returns. Without it, x must stay as it is until the
@@ -110,15 +108,8 @@ class Transport(ABC):
         """
 
     @abstractmethod
-    def receive(
-        self,
-        out: Array | None,
-        source: int,
-        route: Route,
-        *,
-        like: Array | None = None,
-        combine: Combine | None = None,
-    ) -> Request:
+    def receive(self, out: Array | None, source: int, route: Route, *, like: Array | None = None,
+                combine: Combine | None = None) -> Request:  # fmt: skip
         """Start to receive a message.
 
         out: the contiguous array to receive into; the message must have its size, and no header.
@@ -143,10 +134,6 @@ class Transport(ABC):
                 queue.popleft()
             if not queue:
                 del self.outbox[dest]
-
-    def checked(self, peers: Peers, steps: Steps) -> Steps:
-        """steps, after the members have compared their calls, where `check_collectives` says so."""
-        return steps
 
     def header_bytes(self, x: Array) -> int:
         """What a header adds to the message x: 0 where arrays are handed over as objects."""

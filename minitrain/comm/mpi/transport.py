@@ -33,7 +33,7 @@ from minitrain.comm.mpi.requests import (
     any_complete,
 )
 from minitrain.comm.mpi.wire import as_bytes, flat, header_of
-from minitrain.comm.operation import Peers, Steps, call_site
+from minitrain.comm.operation import Peers, call_site
 from minitrain.comm.reduction import Combine
 from minitrain.comm.transport import Request, Transport
 
@@ -65,7 +65,7 @@ class MPITransport(Transport):
 
     def __init__(self, comm: MPI.Intracomm, node: MPI.Intracomm, hosts: Hosts, options: MPIOptions):
         super().__init__(comm.Get_rank(), comm.Get_size(), hosts.nodes)
-        self.check_collectives = options.check_collectives
+        self.check = signature.checked if options.check_collectives else None
         self.limit = options.limit
         self._options = options
         self._comms = [comm.Dup() for _ in range(_COMMS)]
@@ -192,10 +192,6 @@ class MPITransport(Transport):
             for request in requests
             if isinstance(request, MPIRequest) and not request.done
         ]
-
-    def checked(self, peers: Peers, steps: Steps) -> Steps:
-        """See `Transport.checked`: only messages can tell calls here."""
-        return signature.checked(peers, steps)
 
     def name(self, channel: int, text: str) -> None:
         """See `Transport.name`.
