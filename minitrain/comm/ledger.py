@@ -80,14 +80,11 @@ class Ledger:
             row = rows[record[:4]]
             row[0] += count
             row[1] += self._bytes[record]
-        head = (
-            f"{'op':<16}{'algorithm':<14}{'axis':<12}{'purpose':<12}{'messages':>10}{'bytes':>16}"
-        )
-        lines = [
-            f"{op:<16}{algorithm:<14}{axis:<12}{purpose:<12}{count:>10,}{nbytes:>16,}"
-            for (op, algorithm, axis, purpose), (count, nbytes) in sorted(rows.items())
-        ]
-        return "\n".join([head, *lines])
+        line = "{:<16}{:<14}{:<12}{:<12}{:>10}{:>16}"
+        lines = [line.format(*Record._fields[:4], "messages", "bytes")]
+        for names, (count, nbytes) in sorted(rows.items()):
+            lines.append(line.format(*names, f"{count:,}", f"{nbytes:,}"))
+        return "\n".join(lines)
 
 
 def _sum(counts: dict[Record, int], wanted: tuple[str | None, ...]) -> int:

@@ -12,6 +12,7 @@ from minitrain.comm.algorithms.choose import ALGORITHMS, choose
 from minitrain.comm.algorithms.pieces import Pieces
 from minitrain.comm.collective import Collectives, check_sizes, normal_axis, sendable
 from minitrain.comm.operation import Peers, Steps
+from minitrain.comm.transport import shape_of
 
 
 class Movements(Collectives):
@@ -29,10 +30,15 @@ class Movements(Collectives):
         if like is None and name != "tree":
             raise ValueError(f"broadcast by {name} needs like: every rank must know the shape")
         known = "a header" if like is None else (like.dtype, like.shape)
-        if self._group.rank == root:
-            x = _root_array("broadcast", x, root, like)
-        else:
+        if self._group.rank != root:
             x = None if like is None else namespace(like).empty(like.shape, like.dtype)
+        elif x is None:
+            raise ValueError(f"broadcast: the root, rank {root}, brings no array")
+        else:
+            x = sendable(x)
+            if like is not None and shape_of(x) != shape_of(like):
+                what = f"brings {shape_of(x)}, but like is {shape_of(like)}"
+                raise ValueError(f"broadcast: the root, rank {root}, {what}")
         agreed = f"root {root}", known
         return self._call("broadcast", name, purpose, agreed, _broadcast, x, root, like is None)
 
@@ -64,7 +70,7 @@ class Movements(Collectives):
         """At the root the list of every rank's x, which may differ in shape; None elsewhere."""
         x = sendable(x)
         self._group.check_rank(root, "root")
-        return self._call("gather", "direct", purpose, (f"root {root}",), _gather, x, root)
+        return self._call("gather", "direct", purpose, (f"root {root}",), direct.gather, x, root)
 
     def scatter(self, xs: Sequence[Array] | None, root: int = 0, *, like: Array | None = None,
                 purpose: str = "parameter") -> Any:  # fmt: skip
@@ -81,7 +87,7 @@ class Movements(Collectives):
                 )
             xs = [sendable(x) for x in xs]
         agreed = f"root {root}", "headers" if like is None else "like"
-        return self._call("scatter", "direct", purpose, agreed, _scatter, xs, root, like)
+        return self._call("scatter", "direct", purpose, agreed, direct.scatter, xs, root, like)
 
     def all_to_all(self, xs: Sequence[Array] | Array, algorithm: str | None = None, *,
                    like: Sequence[Array] | None = None, purpose: str = "token") -> Any:  # fmt: skip
@@ -109,18 +115,6 @@ class Movements(Collectives):
         return self._call("barrier", "dissemination", "control", (), tree.barrier)
 
 
-def _root_array(op: str, x: Array | None, root: int, like: Array | None) -> Array:
-    if x is None:
-        raise ValueError(f"{op}: the root, rank {root}, brings no array")
-    x = sendable(x)
-    if like is not None and (x.dtype != like.dtype or x.shape != like.shape):
-        raise ValueError(
-            f"{op}: the root, rank {root}, brings {x.dtype} {x.shape}, but like is "
-            f"{like.dtype} {like.shape}"
-        )
-    return x
-
-
 def _broadcast(peers: Peers, x: Array | None, root: int, header: bool) -> Steps:
     if peers.algorithm == "tree":
         result = yield from tree.broadcast(peers, x, root, header=header)
@@ -144,18 +138,6 @@ def _all_gather(peers: Peers, x: Array, axis: int, sizes: Sequence[int] | None) 
     if axis == 0:
         return out.flat.reshape(sum(sizes), *x.shape[1:])
     return xp.concatenate([out[r].reshape(shape) for r, shape in enumerate(shapes)], axis=axis)
-
-
-def _gather(peers: Peers, x: Array, root: int) -> Steps:
-    arrays = yield from direct.gather(peers, x, [None] * peers.size, root, header=True)
-    if peers.rank != root:
-        return None
-    return [from_host(each, namespace(x)) if each is not x else x.copy() for each in arrays]
-
-
-def _scatter(peers: Peers, xs: Sequence[Array] | None, root: int, like: Array | None) -> Steps:
-    x = yield from direct.scatter(peers, xs, None, root, like=like, header=like is None)
-    return x.copy() if peers.rank == root else x
 
 
 def _all_to_all(peers: Peers, xs: Sequence[Array], like: Sequence[Array] | None) -> Steps:

@@ -35,14 +35,14 @@ class Combine(NamedTuple):
 
 
 class Reduction:
-    """One operation on arrays of one dtype and namespace.
+    """One operation on arrays of one dtype and kind (their class).
 
     dtype: in which partial results are kept. Sums and products of fp16 and bf16 are kept in
         float32 and rounded once, at the end; everything else keeps its own dtype, so integers
         wrap around as in NumPy.
     """
 
-    def __init__(self, op: str, dtype: Any, xp: Any) -> None:
+    def __init__(self, op: str, dtype: Any, kind: Any) -> None:
         """Raises ValueError for an op that is unknown, or that has no meaning for the dtype."""
         if op not in _FUNCTIONS:
             raise ValueError(f"unknown op {op!r}: use one of {', '.join(_FUNCTIONS)}")
@@ -54,10 +54,10 @@ class Reduction:
         if dtype.kind == "c" and not arithmetic:
             raise ValueError(f"complex numbers have no {op}: they have no order")
         self.op = op
-        self.xp = xp
+        self.xp: Any = np if issubclass(kind, np.ndarray) else sys.modules[kind.__module__]
         self.kept_wider = dtype.name in _HALVES and arithmetic
         self.dtype: Any = accumulator(dtype) if self.kept_wider else dtype
-        self.function: Any = getattr(xp, _FUNCTIONS[op])
+        self.function: Any = getattr(self.xp, _FUNCTIONS[op])
 
     def __call__(self, a: Array, b: Array, out: Array) -> None:
         """out = a op b."""
@@ -87,9 +87,4 @@ class Reduction:
         return out
 
 
-@lru_cache(maxsize=256)
-def reduction(op: str, dtype: Any, kind: Any) -> Reduction:
-    """The reduction of these names and of arrays of this class, made once."""
-    return Reduction(
-        op, dtype, np if issubclass(kind, np.ndarray) else sys.modules[kind.__module__]
-    )
+reduction = lru_cache(maxsize=256)(Reduction)

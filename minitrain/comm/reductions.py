@@ -26,7 +26,7 @@ class Reductions(Collectives):
         reduce = reduction(op, x.dtype, x.__class__)
         name = choose("all_reduce", algorithm, x.nbytes, self._group, reduce.kept_wider)
         agreed = op, x.dtype, x.shape
-        return self._call("all_reduce", name, purpose, agreed, _all_reduce, x, reduce)
+        return self._call("all_reduce", name, purpose, agreed, _reduce, x, reduce)
 
     def reduce(self, x: Array, root: int = 0, op: str = "sum", algorithm: str | None = None, *,
                purpose: str = "gradient") -> Any:  # fmt: skip
@@ -36,7 +36,7 @@ class Reductions(Collectives):
         reduce = reduction(op, x.dtype, x.__class__)
         name = choose("reduce", algorithm, x.nbytes, self._group)
         agreed = op, x.dtype, x.shape, f"root {root}"
-        return self._call("reduce", name, purpose, agreed, _reduce, x, root, reduce)
+        return self._call("reduce", name, purpose, agreed, _reduce, x, reduce, root)
 
     def reduce_scatter(self, x: Array, axis: int = 0, sizes: Sequence[int] | None = None,
                        op: str = "sum", algorithm: str | None = None, *,
@@ -69,22 +69,18 @@ class Reductions(Collectives):
         return self._call("scan", "doubling", purpose, agreed, _scan, x, reduce, exclusive)
 
 
-def _all_reduce(peers: Peers, x: Array, op: Reduction) -> Steps:
+def _reduce(peers: Peers, x: Array, op: Reduction, *root: int) -> Steps:
+    """The whole of what is reduced, on all ranks, or on the root only."""
     flat = x if x.ndim == 1 else x.ravel()
     if op.kept_wider and peers.algorithm != "pairwise":
         flat = op.widened(flat)
     out = op.xp.empty_like(flat)
-    yield from ALGORITHMS["all_reduce"][peers.algorithm](peers, flat, out, op)
+    yield from ALGORITHMS[peers.op][peers.algorithm](peers, flat, out, op, *root)
+    if root and peers.rank != root[0]:
+        return None
     if op.kept_wider:
         out = op.rounded(out, x)
     return out if x.ndim == 1 else out.reshape(x.shape)
-
-
-def _reduce(peers: Peers, x: Array, root: int, op: Reduction) -> Steps:
-    flat = op.widened(x.ravel())
-    out = op.xp.empty_like(flat)
-    yield from ALGORITHMS["reduce"][peers.algorithm](peers, flat, out, root, op)
-    return op.rounded(out, x).reshape(x.shape) if peers.rank == root else None
 
 
 def _reduce_scatter(peers: Peers, x: Array, axis: int, sizes: Sequence[int],

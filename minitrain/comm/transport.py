@@ -81,13 +81,15 @@ class Transport(ABC):
         here = self.nodes[self.rank]
         return sum(node == here for node in self.nodes[: self.rank])
 
-    @abstractmethod
     def begin(self, channel: int, peers: Peers) -> Route:
         """The route of the next collective on a channel, whose messages no other one must take:
         several (buckets of gradients) may be in flight.
 
-        If other members' calls can be seen, a different one is reported.
+        Where the members see each other's calls, they compare them.
         """
+        sequence = self.sequences[channel]
+        self.sequences[channel] = sequence + 1
+        return self.route(channel, sequence)
 
     @abstractmethod
     def route(self, channel: int, sequence: int) -> Route:

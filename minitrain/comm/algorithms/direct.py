@@ -12,40 +12,43 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from minitrain.array import Array, namespace
+from minitrain.array import Array, from_host, namespace
 from minitrain.comm.algorithms.pieces import Pieces
 from minitrain.comm.operation import Peers, Steps
 from minitrain.comm.reduction import Reduction
 from minitrain.cut import cut_sizes
 
 
-def scatter(peers: Peers, xs: Sequence[Array] | Pieces | None, room: Array | None, root: int, *,
-            like: Array | None = None, header: bool = False) -> Steps:  # fmt: skip
-    """Rank r returns the root's xs[r], received into the room if there is one.
+def scatter(peers: Peers, xs: Sequence[Array] | Pieces | None, root: int,
+            like: Array | None = None, room: Array | None = None) -> Steps:  # fmt: skip
+    """Rank r returns the root's xs[r], in the room if there is one; the root a copy of its own.
 
-    Cost at the root: (n-1)(α + V/n·β).
+    Cost at the root: (n-1)(α + V/n·β). With neither `like` nor a room a header goes with it.
     """
-    if xs is not None and peers.rank == root:
-        others = [rank for rank in range(peers.size) if rank != root]
-        yield [peers.send(xs[rank], rank, header=header) for rank in others]
-        return xs[root]
-    arrival = peers.receive(room, root, like=like)
-    yield (arrival,)
-    return arrival.array
+    if xs is None or peers.rank != root:
+        arrival = peers.receive(room, root, like=like)
+        yield (arrival,)
+        return arrival.array
+    others = [rank for rank in range(peers.size) if rank != root]
+    header = like is None and room is None
+    yield [peers.send(xs[rank], rank, header=header) for rank in others]
+    return xs[root].copy()
 
 
-def gather(peers: Peers, x: Array, rooms: Sequence[Array] | Pieces, root: int, *,
-           header: bool = False) -> Steps:  # fmt: skip
-    """The root returns the list of every rank's x, received into the rooms; the others None.
+def gather(peers: Peers, x: Array, root: int, rooms: Pieces | None = None) -> Steps:
+    """The root returns the list of every rank's x, in the rooms if there are, and a copy of its
+    own.
 
-    Cost at the root: (n-1)(α + V/n·β).
+    Cost at the root: (n-1)(α + V/n·β). Without rooms a header goes with what is sent.
     """
     if peers.rank != root:
-        yield (peers.send(x, root, header=header),)
+        yield (peers.send(x, root, header=rooms is None),)
         return None
-    others = {rank: peers.receive(rooms[rank], rank) for rank in range(peers.size) if rank != root}
-    yield list(others.values())
-    return [others[rank].array if rank != root else x for rank in range(peers.size)]
+    others = [rank for rank in range(peers.size) if rank != root]
+    arrivals = [peers.receive(None if rooms is None else rooms[rank], rank) for rank in others]
+    yield arrivals
+    arrays = [from_host(arrival.array, namespace(x)) for arrival in arrivals]
+    return [*arrays[:root], x.copy(), *arrays[root:]]
 
 
 def all_to_all_pairwise(peers: Peers, x: Sequence[Array] | Pieces, out: list[Array], *,

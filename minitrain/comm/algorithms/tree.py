@@ -47,7 +47,7 @@ def broadcast(peers: Peers, x: Array | None, root: int, *, header: bool = False)
     return x
 
 
-def reduce(peers: Peers, x: Array, out: Array, root: int, op: Reduction) -> Steps:
+def reduce(peers: Peers, x: Array, out: Array, op: Reduction, root: int) -> Steps:
     """On the root, out = the reduction over all ranks of x; elsewhere out is scratch.
 
     Cost: ⌈log₂n⌉·(α + V(β + γ)). The tree of a broadcast, from the leaves to the root.
@@ -70,7 +70,7 @@ def all_reduce(peers: Peers, x: Array, out: Array, op: Reduction) -> Steps:
 
     Cost: ⌈log₂n⌉·(2α + V(2β + γ)).
     """
-    yield from reduce(peers, x, out, 0, op)
+    yield from reduce(peers, x, out, op, 0)
     yield from broadcast(peers, out, 0)
 
 
@@ -81,12 +81,12 @@ def broadcast_scatter(peers: Peers, x: Array, root: int) -> Steps:
     Source: van de Geijn 1994, in Thakur et al., section 4.2.
     """
     pieces = Pieces(x.reshape(-1), cut_sizes(x.size, peers.size))
-    yield from direct.scatter(peers, pieces, pieces[peers.rank], root)
+    yield from direct.scatter(peers, pieces, root, room=pieces[peers.rank])
     yield from ring.all_gather(peers, pieces)
     return x
 
 
-def reduce_scatter_gather(peers: Peers, x: Array, out: Array, root: int, op: Reduction) -> Steps:
+def reduce_scatter_gather(peers: Peers, x: Array, out: Array, op: Reduction, root: int) -> Steps:
     """On the root, out = the reduction of x: each rank completes a piece, the root collects them.
 
     Cost: 2(n-1)α + 2(n-1)/n·V·β + (n-1)/n·V·γ. Source: Rabenseifner, in Thakur et al., section 4.4.
@@ -94,7 +94,7 @@ def reduce_scatter_gather(peers: Peers, x: Array, out: Array, root: int, op: Red
     sizes = cut_sizes(x.size, peers.size)
     pieces = Pieces(out, sizes)
     yield from ring.reduce_scatter(peers, Pieces(x, sizes), pieces, op)
-    yield from direct.gather(peers, pieces[peers.rank], pieces, root)
+    yield from direct.gather(peers, pieces[peers.rank], root, pieces)
 
 
 def barrier(peers: Peers) -> Steps:

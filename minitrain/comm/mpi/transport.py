@@ -33,7 +33,7 @@ from minitrain.comm.mpi.requests import (
     any_complete,
 )
 from minitrain.comm.mpi.wire import as_bytes, flat, header_of
-from minitrain.comm.operation import Peers, call_site
+from minitrain.comm.operation import call_site
 from minitrain.comm.reduction import Combine
 from minitrain.comm.transport import Request, Transport
 
@@ -80,12 +80,6 @@ class MPITransport(Transport):
         self._outlets, self._inlets = self._lanes.outlets, self._lanes.inlets
         self._crowded = hosts.ranks > hosts.cores
         self._probing: dict[tuple[int, int, int], deque[ProbeRequest]] = defaultdict(deque)
-
-    def begin(self, channel: int, peers: Peers) -> Address:
-        """See `Transport.begin`: other members' calls cannot be seen."""
-        sequence = self.sequences[channel]
-        self.sequences[channel] = sequence + 1
-        return self.route(channel, sequence)
 
     def route(self, channel: int, sequence: int) -> Address:
         """See `Transport.route`. Each 256th call has the same tag: it waits for the one before."""
