@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 Steps: TypeAlias = Generator[Sequence[Request], None, Any]
 """What a collective is: yields requests, resumes when all of them are done, returns its result."""
 
-
 _HERE = str(Path(__file__).parent)
 
 
@@ -85,11 +84,6 @@ class Peers:
         """The call with what all members must pass alike."""
         return f"{self.op}({', '.join(map(str, (self.algorithm, *self.agreed)))})"
 
-    @property
-    def nodes(self) -> list[int]:
-        """The node that each member runs on."""
-        return [self.group.transport.nodes[rank] for rank in self.ranks]
-
     def subset(self, ranks: Sequence[int]) -> Peers:
         """Some of the members, this one among them, as a group of their own in the same call."""
         world, rank, size = [self.ranks[r] for r in ranks], ranks.index(self.rank), len(ranks)
@@ -107,10 +101,8 @@ class Peers:
 
     def receive(self, out: Array | None, source: int, *, like: Array | None = None,
                 combine: Combine | None = None) -> Request:  # fmt: skip
-        """Start to receive into out, or, with None, what a header or `like` tells.
-
-        combine: what fills out with what has come, instead of a copy; see `Transport.receive`.
-        """
+        """Start to receive into out, or, with None, what a header or `like` tells; see
+        `Transport.receive`."""
         transport = self.group.transport
         return transport.receive(out, self.ranks[source], self.route, like=like, combine=combine)
 
@@ -137,10 +129,8 @@ class Operation:
 
     _transport: Transport
     _steps: Steps
-    route: Route = None
-    """Of a collective: where all of its messages go, and no other operation's meanwhile."""
-    pending: Sequence[Request] = ()
-    """What it waits for."""
+    route: Route = None  # of a collective, where no other operation's messages go meanwhile
+    pending: Sequence[Request] = ()  # what it waits for
     done: bool = False
     _result: Any = None
     _error: BaseException | None = None

@@ -38,13 +38,10 @@ Messages of one route and sender arrive in the order in which they were sent.
 
 
 class Request(Protocol):
-    """A message on its way."""
+    """A message on its way: once done, what a receive has received, or why it could not be."""
 
     array: Array
-    """What a receive has received, once done; of no meaning for a send."""
-
     error: Exception | None
-    """Why the message could not be taken, once done."""
 
     @property
     def done(self) -> bool:
@@ -52,28 +49,29 @@ class Request(Protocol):
 
 
 class Transport(ABC):
-    """One rank's way to send and receive; ranks are numbered in the whole world."""
+    """One rank's way to send and receive; ranks are numbered in the whole world.
+
+    Attributes:
+        kind: which rows of the table in choose.py hold.
+        check: steps → the same, after the members have compared their calls; None: they don't.
+        nodes: the node that each rank runs on, as numbers.
+        active: this rank's operations in flight, oldest first.
+        outbox: receiver → what was copied to be sent there and has not left yet, oldest first.
+        sequences: channel → the number of collectives started on it so far.
+        ledgers: how many are open on this rank: with none, nothing is counted.
+        seconds: the clock of `Group.seconds`, which operations move on.
+    """
 
     kind: str
-    """Which rows of the table in choose.py hold."""
-
     check: Callable[[Peers, Steps], Steps] | None = None
-    """Steps → the same, after the members have compared their calls; None: they don't."""
 
     def __init__(self, rank: int, size: int, nodes: Sequence[int]) -> None:
-        self.rank, self.size = rank, size
-        self.nodes = nodes
-        """The node that each rank runs on, as numbers."""
+        self.rank, self.size, self.nodes = rank, size, nodes
         self.active: list[Operation] = []
-        """This rank's operations in flight, oldest first."""
         self.outbox: dict[int, deque[Request]] = {}
-        """Receiver → what was copied to be sent there and has not left yet, oldest first."""
         self.sequences: dict[int, int] = defaultdict(int)
-        """Channel → the number of collectives started on it so far."""
         self.ledgers = 0
-        """How many ledgers are open on this rank: with none, nothing is counted."""
         self.seconds = 0.0
-        """The clock of `Group.seconds`, which operations move on."""
 
     @property
     def local_rank(self) -> int:

@@ -11,6 +11,8 @@ learning training system with mixed-precision", section 3.3.
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 from minitrain.array import Array, namespace
 from minitrain.comm.algorithms import ring
 from minitrain.comm.algorithms.pieces import Pieces
@@ -27,10 +29,10 @@ def all_reduce(peers: Peers, x: Array, out: Array, op: Reduction) -> Steps:
     Where nodes have different numbers of ranks, x is cut for the smallest node; further ranks of
     a larger one take part inside it only, with empty pieces.
     """
-    nodes: dict[int, list[int]] = {}
-    for rank, node in enumerate(peers.nodes):
-        nodes.setdefault(node, []).append(rank)
-    members = nodes[peers.nodes[peers.rank]]
+    transport, nodes = peers.group.transport, defaultdict(list)
+    for rank, place in enumerate(peers.ranks):
+        nodes[transport.nodes[place]].append(rank)
+    members = nodes[transport.nodes[transport.rank]]
     width = min(len(ranks) for ranks in nodes.values())
     sizes = cut_sizes(x.size, width) + [0] * (len(members) - width)
     inside, pieces = peers.subset(members), Pieces(out, sizes)

@@ -9,7 +9,7 @@ from mpi4py import MPI
 
 from minitrain.array import Array
 from minitrain.comm.mpi.outlet import BYTE, SLOTS, LaneMemory
-from minitrain.comm.mpi.requests import DONE, Address, MPIRequest, NullRequest, ReceiveBuffer
+from minitrain.comm.mpi.requests import DONE, Address, MPIRequest, ReceiveBuffer
 from minitrain.comm.mpi.wire import as_bytes
 from minitrain.comm.reduction import Combine
 
@@ -26,7 +26,7 @@ class Inlet:
         self._current: LaneReceive | None = None
 
     def receive(self, out: Array | None, source: int, address: Address, like: Array | None,
-                combine: Combine | None) -> LaneReceive | NullRequest:  # fmt: skip
+                combine: Combine | None) -> MPIRequest:  # fmt: skip
         """Start to receive a message; see `Transport.receive`."""
         if combine is not None and self._combine_at_once(out, address, combine):
             return DONE

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from minitrain.comm.mpi.requests import DONE, Address, MPIRequest, NullRequest
+from minitrain.comm.mpi.requests import DONE, Address, MPIRequest
 
 SLOTS = 4
 
@@ -57,7 +57,7 @@ class Outlet:
         self._free_until = SLOTS
         self._waiting: deque[LaneSend] = deque()
 
-    def send(self, data: Any, dest: int, address: Address) -> LaneSend | NullRequest:
+    def send(self, data: Any, dest: int, address: Address) -> MPIRequest:
         """Start to send an array of one axis, which stays as it is until the message is done."""
         total = data.nbytes
         at_once = total <= self._lane.size and not self._waiting

@@ -17,21 +17,12 @@ from mpi4py import MPI
 from minitrain.array import Array
 from minitrain.comm import device
 from minitrain.comm.errors import CommError
-from minitrain.comm.mpi import signature
+from minitrain.comm.mpi import requests, signature
 from minitrain.comm.mpi.abort import abort
 from minitrain.comm.mpi.hosts import Hosts
 from minitrain.comm.mpi.lanes import Lanes
 from minitrain.comm.mpi.options import MPIOptions
-from minitrain.comm.mpi.requests import (
-    DONE,
-    Address,
-    MPIRequest,
-    ProbeRequest,
-    ReceiveBuffer,
-    ReceiveRequest,
-    SendRequest,
-    any_complete,
-)
+from minitrain.comm.mpi.requests import DONE, Address, MPIRequest, any_complete
 from minitrain.comm.mpi.wire import as_bytes, flat, header_of
 from minitrain.comm.operation import call_site
 from minitrain.comm.reduction import Combine
@@ -79,7 +70,7 @@ class MPITransport(Transport):
         self._lanes = Lanes(comm, node if shared else MPI.COMM_SELF)
         self._outlets, self._inlets = self._lanes.outlets, self._lanes.inlets
         self._crowded = hosts.ranks > hosts.cores
-        self._probing: dict[tuple[int, int, int], deque[ProbeRequest]] = defaultdict(deque)
+        self._probing: dict[tuple[int, int, int], deque[requests.ProbeRequest]] = defaultdict(deque)
 
     def route(self, channel: int, sequence: int) -> Address:
         """See `Transport.route`. Each 256th call has the same tag: it waits for the one before."""
@@ -108,12 +99,11 @@ class MPITransport(Transport):
         elif copy:
             data = data.copy()
         synchronous = copy and self._options.synchronous
-        message: Request
         if outlet is not None:
             message = outlet.send(data, dest, route)
         else:
             start = route.comm.Issend if synchronous else route.comm.Isend
-            message = SendRequest(as_bytes(data), dest, route, self.limit, start)
+            message = requests.SendRequest(as_bytes(data), dest, route, self.limit, start)
         if synchronous or not copy:
             return message
         if not message.done:
@@ -127,10 +117,10 @@ class MPITransport(Transport):
         if inlet is not None:
             return inlet.receive(out, source, route, like, combine)
         if out is not None:
-            buffer = ReceiveBuffer(out, combine, cuda_aware=self._options.cuda_aware)
-            return ReceiveRequest(buffer, source, route, self.limit)
+            buffer = requests.ReceiveBuffer(out, combine, cuda_aware=self._options.cuda_aware)
+            return requests.ReceiveRequest(buffer, source, route, self.limit)
         queue = self._probing[source, route.channel, route.tag]
-        return ProbeRequest(source, route, self.limit, like, queue)
+        return requests.ProbeRequest(source, route, self.limit, like, queue)
 
     def wait(self, pending: Sequence[Sequence[Request]]) -> None:
         """See `Transport.wait`. MPI has no other way to wait for some of several than to ask."""
@@ -182,8 +172,8 @@ class MPITransport(Transport):
     def _waits(self, pending: Sequence[Sequence[Request]]) -> list[str]:
         return [
             f"{request.verb} rank {request.peer} ({self._names[request.address.channel]})"
-            for requests in pending
-            for request in requests
+            for messages in pending
+            for request in messages
             if isinstance(request, MPIRequest) and not request.done
         ]
 
