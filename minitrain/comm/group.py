@@ -22,9 +22,8 @@ from minitrain.comm.transport import PURPOSES, Request, Transport
 class NonBlocking(Reductions, Movements):
     """A group's collectives, not waited for: a call returns an `Operation`, to `wait()` for.
 
-    What a rank has in flight moves on whenever it waits for anything, or calls
-    `Group.progress`. All members must start the same calls in the same order; they may finish in
-    any. Under MPI the 257th that a group has in flight is started when the first has ended.
+    All members must start the same calls in the same order; they may finish in any. Under MPI the
+    257th that a group has in flight is started when the first has ended.
     """
 
     _waits = False

@@ -3,9 +3,8 @@
 Bruck, 5 ranks: in step k a rank passes on, over the distance 2^k, all blocks that still have to
 travel it. A block for the rank 3 places on goes 1 place, then 2.
 
-Costs: α a message, β a byte sent, γ a byte reduced; V bytes in a rank's whole buffer.
 Source: Bruck et al. 1997, "Efficient algorithms for all-to-all communications in multiport
-message-passing systems"; Thakur, Rabenseifner and Gropp 2005, sections 4.1, 4.3.
+message-passing systems"; Thakur et al., sections 4.1, 4.3.
 """
 
 from __future__ import annotations

@@ -9,9 +9,8 @@ the odd one of a pair hands its data to the even one, sits out, and is told the 
 that remain are the core, numbered in order; core rank c stands for the pieces of the one or two
 ranks from `first[c]` on.
 
-Costs: α a message, β a byte sent, γ a byte reduced; V bytes in all.
-Source: Thakur, Rabenseifner and Gropp 2005, "Optimization of collective communication operations
-in MPICH", sections 4.1 to 4.5; the scan is Hillis and Steele 1986, "Data parallel algorithms".
+Source: Thakur et al., sections 4.1 to 4.5; the scan is Hillis and Steele 1986, "Data parallel
+algorithms".
 """
 
 from __future__ import annotations

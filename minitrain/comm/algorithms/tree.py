@@ -6,9 +6,8 @@ Binomial tree from the root 0 (ranks are counted from the root, so any rank can 
     step 2   0 -----> 2       4 -----> 6    goes there, then each half does the same.
     step 3   0 -> 1   2 -> 3  4 -> 5   6 -> 7
 
-Costs: α a message, β a byte, γ a byte reduced; V bytes. The root sends up to ⌈log₂n⌉·V.
-Source: Thakur, Rabenseifner and Gropp 2005, "Optimization of collective communication operations
-in MPICH", sections 4.2 and 4.4; the barrier is Hensgen, Finkel and Manber 1988.
+The root of a broadcast sends up to ⌈log₂n⌉·V.
+Source: Thakur et al., sections 4.2, 4.4; the barrier is Hensgen, Finkel and Manber 1988.
 """
 
 from __future__ import annotations

@@ -8,8 +8,9 @@ import numpy as np
 from mpi4py import MPI
 
 from minitrain.array import Array
+from minitrain.comm.device import ReceiveBuffer
 from minitrain.comm.mpi.outlet import BYTE, SLOTS, LaneMemory
-from minitrain.comm.mpi.requests import DONE, Address, MPIRequest, ReceiveBuffer
+from minitrain.comm.mpi.requests import DONE, Address, MPIRequest
 from minitrain.comm.mpi.wire import as_bytes
 from minitrain.comm.reduction import Combine
 

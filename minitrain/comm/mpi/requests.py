@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from minitrain.array import Array, namespace
-from minitrain.comm import device
+from minitrain.array import Array
+from minitrain.comm.device import ReceiveBuffer
 from minitrain.comm.mpi.wire import as_bytes, decoded, parts
-from minitrain.comm.reduction import Combine
 from minitrain.comm.transport import Request, shape_of
 
 
@@ -78,27 +77,6 @@ class SendRequest(MPIRequest):
                 return False
             requests.pop()
         return True
-
-
-class ReceiveBuffer:
-    """Where a message of known size is laid down, until all of it is there.
-
-    room: out itself, or memory beside it to combine from; on the host for a GPU's array.
-    """
-
-    def __init__(self, out: Array, combine: Combine | None, *, cuda_aware: bool = False) -> None:
-        self.out, self._combine = out, combine
-        self._array = out if combine is None else namespace(out).empty_like(out)
-        self.room = self._array
-        if not isinstance(out, np.ndarray):
-            self.room = device.room_for(self._array, cuda_aware)
-
-    def settle(self) -> None:
-        """The message is there: fill out with it."""
-        if self.room is not self._array:
-            device.settle(self.room, self._array)
-        if self._combine is not None:
-            self._combine(self._array, self.out)
 
 
 class ReceiveRequest(MPIRequest):

@@ -117,7 +117,7 @@ class MPITransport(Transport):
         if inlet is not None:
             return inlet.receive(out, source, route, like, combine)
         if out is not None:
-            buffer = requests.ReceiveBuffer(out, combine, cuda_aware=self._options.cuda_aware)
+            buffer = device.ReceiveBuffer(out, combine, cuda_aware=self._options.cuda_aware)
             return requests.ReceiveRequest(buffer, source, route, self.limit)
         queue = self._probing[source, route.channel, route.tag]
         return requests.ProbeRequest(source, route, self.limit, like, queue)
