@@ -38,8 +38,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self._counts: dict[Record, list[int]] = defaultdict(lambda: [0, 0])  # messages, bytes
-        self.seconds = 0.0
-        """Time that this rank spent in communication, copying and waiting; told at the end."""
+        self.seconds = 0.0  # that this rank spent in communication; told at the end
 
     def add(self, record: Record, nbytes: int) -> None:
         """Count one message of nbytes."""

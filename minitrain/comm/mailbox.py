@@ -66,7 +66,7 @@ class World:
     def __init__(self, size: int, synchronous: bool, nodes: Sequence[int] = ()) -> None:
         self.size, self.synchronous, self.nodes = size, synchronous, nodes or [0] * size
         self.ranks: list[ThreadTransport] = []  # which enter themselves
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.sent: Boxes = {}
         self.posted: Boxes = {}
         self.calls: dict[Tag, Peers] = {}
@@ -79,7 +79,11 @@ class World:
     def fail(self, failure: BaseException) -> None:
         """The first failure ends the world: every sleeping rank wakes, and none sleeps again."""
         with self.lock:
-            self._fail(failure)
+            if self.failure is None:
+                self.failure = failure
+                for rank in self.ranks:
+                    if rank.awaited:
+                        rank.wake()
 
     def leave(self) -> None:
         """A rank has returned; those that wait may now wait for nobody."""
@@ -93,14 +97,7 @@ class World:
     def decide(self) -> None:
         """All live ranks are asleep, if there are any: a deadlock; the caller holds the lock."""
         if self.failure is None and self.live:
-            self._fail(DeadlockError(_deadlock(self)))
-
-    def _fail(self, failure: BaseException) -> None:
-        if self.failure is None:
-            self.failure = failure
-            for rank in self.ranks:
-                if rank.awaited:
-                    rank.wake()
+            self.fail(DeadlockError(_deadlock(self)))
 
     def check(self) -> None:
         """Raise if the world has failed."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from types import FrameType
@@ -86,17 +86,16 @@ class Peers:
 
     def subset(self, ranks: Sequence[int]) -> Peers:
         """Some of the members, this one among them, as a group of their own in the same call."""
-        world, rank, size = [self.ranks[r] for r in ranks], ranks.index(self.rank), len(ranks)
-        call = self.group, self.op, self.algorithm, self.purpose
-        return Peers(*call, world, rank, size, route=self.route)
+        world = [self.ranks[r] for r in ranks]
+        return replace(self, ranks=world, rank=ranks.index(self.rank), size=len(ranks))
 
     def send(self, x: Array, dest: int, *, copy: bool = False, header: bool = False) -> Request:
         """Start to send x; see `Transport.send`."""
         receiver, transport = self.ranks[dest], self.group.transport
         if transport.ledgers:
             self._count(self.purpose, receiver, x.nbytes)
-            if header and (extra := transport.header_bytes(x)):
-                self._count("control", receiver, extra)
+            if header and transport.header_word:
+                self._count("control", receiver, transport.header_word * (x.ndim + 1))
         return transport.send(x, receiver, self.route, copy=copy, header=header)
 
     def receive(self, out: Array | None, source: int, *, like: Array | None = None,

@@ -48,11 +48,8 @@ class ThreadTransport(Transport):
         self._gate.acquire()
 
     def begin(self, channel: int, peers: Peers) -> Tag:
-        """See `Transport.begin`: the first member leaves its call, the others compare.
-
-        Raises:
-            MismatchError: another member of the group made a different call.
-        """
+        """See `Transport.begin`: the first member leaves its call; who calls another one gets a
+        MismatchError."""
         world, tag = self.world, (channel, self.sequences[channel])
         self.sequences[channel] += 1
         peers.site, call = call_site(), (peers.op, peers.algorithm, peers.agreed)

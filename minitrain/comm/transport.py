@@ -1,7 +1,7 @@
 """What a collective stands on: sending and receiving arrays between the ranks of a world.
 
-Two engines are a `Transport`, ranks as threads (`threads.py`) and ranks as MPI processes (`mpi/`).
-Everything above it, from `Group` to the last collective, is the same code.
+Ranks as threads (`threads.py`) and as MPI processes (`mpi/`) have one each. All that is above it,
+from `Group` to the last collective, is the same code.
 """
 
 from __future__ import annotations
@@ -31,10 +31,8 @@ DTYPES: tuple[np.dtype[Any], ...] = (
 """The dtypes that can be sent, in the order in which a header numbers them."""
 
 Route: TypeAlias = Any
-"""Where the messages of one stream go, as the transport made it from a channel and a sequence.
-
-Messages of one route and sender arrive in the order in which they were sent.
-"""
+"""Where the messages of one stream go, as the transport made it from a channel and a sequence; from
+one sender they arrive in the order in which they were sent."""
 
 
 class Request(Protocol):
@@ -53,6 +51,7 @@ class Transport(ABC):
 
     Attributes:
         kind: which rows of the table in choose.py hold.
+        header_word: bytes of each number in a header; 0 where arrays are handed over as objects.
         check: steps → the same, after the members have compared their calls; None: they don't.
         nodes: the node that each rank runs on, as numbers.
         active: this rank's operations in flight, oldest first.
@@ -63,6 +62,7 @@ class Transport(ABC):
     """
 
     kind: str
+    header_word = 0
     check: Callable[[Peers, Steps], Steps] | None = None
 
     def __init__(self, rank: int, size: int, nodes: Sequence[int]) -> None:
@@ -81,10 +81,7 @@ class Transport(ABC):
 
     def begin(self, channel: int, peers: Peers) -> Route:
         """The route of the next collective on a channel, whose messages no other one must take:
-        several (buckets of gradients) may be in flight.
-
-        Where the members see each other's calls, they compare them.
-        """
+        several may be in flight. Where the members see each other's calls, they compare them."""
         sequence = self.sequences[channel]
         self.sequences[channel] = sequence + 1
         return self.route(channel, sequence)
@@ -134,10 +131,6 @@ class Transport(ABC):
                 queue.popleft()
             if not queue:
                 del self.outbox[dest]
-
-    def header_bytes(self, x: Array) -> int:
-        """What a header adds to the message x: 0 where arrays are handed over as objects."""
-        return 0
 
 
 def shape_of(x: Any) -> str:

@@ -22,8 +22,7 @@ class Inlet:
         self._lane = lane
         self._emptied = 0
         self._asked: list[LaneReceive] = []
-        self._aside: list[LaneReceive] = []
-        """Messages that nobody has asked for yet."""
+        self._aside: list[LaneReceive] = []  # what nobody has asked for yet
         self._current: LaneReceive | None = None
 
     def receive(self, out: Array | None, source: int, address: Address, like: Array | None,
@@ -102,27 +101,21 @@ def _pop(messages: list[LaneReceive], channel: int, tag: int) -> LaneReceive | N
 
 
 class LaneReceive(MPIRequest):
-    """A message on its way out of a lane, whether or not somebody has asked for it yet.
-
-    Attributes:
-        taken, total: bytes.
-        dtype: of the chunks that it takes.
-    """
+    """A message on its way out of a lane, whether or not somebody has asked for it yet."""
 
     __slots__ = ("_asked", "_combine", "_complete", "_data", "_inlet", "_like", "_room", "dtype",
                  "taken", "total")  # fmt: skip
 
     def __init__(self, inlet: Inlet, source: int, address: Address) -> None:
         super().__init__(source, address)
-        self.taken = self.total = 0
-        self.dtype: Any = BYTE
+        self.taken = self.total = 0  # bytes
+        self.dtype: Any = BYTE  # of the chunks that it takes
         self._inlet = inlet
         self._asked = self._complete = False
         self._like: Array | None = None
         self._combine: Combine | None = None
         self._room: ReceiveBuffer | None = None
-        self._data: Any = None
-        """Where bytes are laid down; None: they are combined as they come."""
+        self._data: Any = None  # where bytes are laid down; None: they are combined as they come
 
     @property
     def done(self) -> bool:

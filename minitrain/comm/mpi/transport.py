@@ -52,7 +52,7 @@ class MPITransport(Transport):
     sequence number. Two channels that fold alike are refused, so no message can go astray.
     """
 
-    kind = "mpi"
+    kind, header_word = "mpi", 8
 
     def __init__(self, comm: MPI.Intracomm, node: MPI.Intracomm, hosts: Hosts, options: MPIOptions):
         super().__init__(comm.Get_rank(), comm.Get_size(), hosts.nodes)
@@ -178,18 +178,9 @@ class MPITransport(Transport):
         ]
 
     def name(self, channel: int, text: str) -> None:
-        """See `Transport.name`.
-
-        Raises:
-            ValueError: another channel folds to the same MPI tags.
-        """
+        """See `Transport.name`. Raises ValueError if another channel folds to the same MPI tags."""
         self._names[channel] = text
         other = self._folded.setdefault(channel % (_COMMS * self._tags), channel)
         if other != channel:
-            raise ValueError(
-                f"{text} and {self._names[other]} would share MPI tags: rename an axis or a tag"
-            )
-
-    def header_bytes(self, x: Array) -> int:
-        """See `Transport.header_bytes`."""
-        return 8 * (int(x.ndim) + 1)
+            both = f"{text} and {self._names[other]}"
+            raise ValueError(f"{both} would share MPI tags: rename an axis or a tag")
