@@ -8,6 +8,7 @@ Threads and MPI add in the same order, so that a run has the same bits on both.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from minitrain.comm.algorithms import direct, hierarchical, recursive, ring, tree
@@ -43,13 +44,17 @@ TABLE = {
 """Transport → operation → (up to so many bytes, algorithm), from small to large. Bytes are those of
 the whole array: what is reduced, what everybody has in the end, what a rank sends to all."""
 
+# By which an all-reduce goes in two halves, as a ring's does; their costs add up.
+_HALVING = recursive.halve, recursive.double
+_PAIRWISE = direct.reduce_scatter_pairwise, direct.all_gather_pairwise
+
 ALGORITHMS: dict[str, dict[str, Callable[..., Steps]]] = {
     "all_reduce": {
         "doubling": recursive.all_reduce_doubling,
-        "halving": recursive.all_reduce_halving,
+        "halving": partial(ring.all_reduce, by=_HALVING),
         "ring": ring.all_reduce,
         "tree": tree.all_reduce,
-        "pairwise": direct.all_reduce_pairwise,
+        "pairwise": partial(ring.all_reduce, by=_PAIRWISE),
         "hierarchical": hierarchical.all_reduce,
     },
     "reduce_scatter": {

@@ -15,7 +15,6 @@ from minitrain.array import Array, from_host, namespace
 from minitrain.comm.algorithms.pieces import Pieces
 from minitrain.comm.operation import Peers, Steps
 from minitrain.comm.reduction import Reduction
-from minitrain.cut import cut_sizes
 
 
 def scatter(peers: Peers, xs: Sequence[Array] | Pieces | None, root: int,
@@ -134,15 +133,3 @@ def all_gather_pairwise(peers: Peers, out: Pieces) -> Steps:
     """
     rooms = [out[rank] for rank in range(peers.size)]
     yield from all_to_all_pairwise(peers, [rooms[peers.rank]] * peers.size, rooms)
-
-
-def all_reduce_pairwise(peers: Peers, x: Array, out: Array, op: Reduction) -> Steps:
-    """out = the reduction over all ranks of x: pairwise reduce-scatter, then pairwise all-gather.
-
-    Cost: 2(n-1)α + 2(n-1)/n·V·β + (n-1)/n·V·γ, with V in the dtype of x even where sums are kept
-    in another.
-    """
-    sizes = cut_sizes(x.size, peers.size)
-    pieces = Pieces(out, sizes)
-    yield from reduce_scatter_pairwise(peers, Pieces(x, sizes), pieces, op)
-    yield from all_gather_pairwise(peers, pieces)
