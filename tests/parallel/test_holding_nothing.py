@@ -81,10 +81,12 @@ def parts(group: Group, layout: Layout, table: Placements) -> tuple[Stepper, Red
     stepped = flat("state") if layout.shard > 1 else lives
     for name, parameter in own.items():
         lives.fill(name, table[name].placement.cut(parameter.initial(0), at))
+        if stepped is not lives:
+            stepped.weight(name)[...] = table[name].stepped.cut(parameter.initial(0), at)
     reducer = Reducer(table, plans, mesh, lives, stepped, nbytes=BUCKET)
     made: Any = SimpleNamespace(
         module=model, mesh=mesh, table=table, lives=lives, stepped=stepped,
-        norm=Norm(table, stepped, mesh),
+        norm=Norm(table, stepped, mesh), publish=lambda: None,
     )  # fmt: skip
     return Stepper(made, AdamW(), lambda update: 0.1, None), reducer
 

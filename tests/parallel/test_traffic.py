@@ -79,7 +79,7 @@ def test_buckets_start_while_the_backward_runs(monkeypatch: pytest.MonkeyPatch) 
     finish = Reducer.finish
 
     def counting(sums: Reducer) -> None:
-        started.append((len(sums.started), len(sums.buckets)))
+        started.append((sums.started, len(sums.buckets)))
         finish(sums)
 
     monkeypatch.setattr(Reducer, "finish", counting)
