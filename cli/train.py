@@ -95,6 +95,7 @@ def _prepare(given: ConfigSources, ranks: Ranks, run_dir: str | None, resume: bo
         sizes_of(config.model, corpus.tokenizer.vocab),
         batch=config.data.batch,
         micro_batches=config.data.micro_batches,
+        frozen=config.optimizer.frozen_patterns,
     )
     if start:
         notes += check_same(start, corpus, ranks.layout)

@@ -41,6 +41,8 @@ class Task:
         clip: the largest global norm; small, so that clipping is active.
         bucket: bytes of gradient that are reduced together; few, so that there are many buckets.
         seed: of weights, data and dropout.
+        frozen: patterns of the names of parameters that are not trained.
+        recompute: see parallelize; on one device nothing is computed twice.
         strategies: of one's own, see parallelize.
     """
 
@@ -54,6 +56,8 @@ class Task:
     clip: float | None = 0.5
     bucket: int = 1 << 16
     seed: int = 0
+    frozen: tuple[str, ...] = ()
+    recompute: str = "none"
     strategies: tuple[Strategy, ...] = ()
     optimizers: dict[str, Optimizer] = field(default_factory=lambda: dict(OPTIMIZERS))
 
@@ -85,6 +89,7 @@ class Task:
                     clip=self.clip,
                     micro_batches=self.micro_batches,
                     seed=self.seed,
+                    frozen=self.frozen,
                 )
                 for name, optimizer in self.optimizers.items()
             }

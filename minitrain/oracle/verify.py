@@ -101,6 +101,8 @@ def verify_rank(
                 dtype="float64",
                 xp=xp,
                 bucket=task.bucket,
+                recompute=task.recompute,
+                frozen=task.frozen,
                 strategies=task.strategies,
             ),
             optimizer,

@@ -141,18 +141,30 @@ def _check_patterns(patterns: Collection[str], names: Collection[str]) -> None:
         if not any(fnmatchcase(name, pattern) for name in names):
             some = ", ".join(list(names)[:3])
             raise LayoutError(f"no parameter is called {pattern!r}; there are {some}, …")
+    if all(_fits(name, patterns) for name in names):
+        raise LayoutError(
+            f"{', '.join(patterns)} freezes every parameter, so nothing would be trained; leave "
+            "some out"
+        )
 
 
 def check_layout(
-    layout: Layout, config: Config, *, batch: int | None = None, micro_batches: int = 1
+    layout: Layout,
+    config: Config,
+    *,
+    batch: int | None = None,
+    micro_batches: int = 1,
+    frozen: Collection[str] = (),
 ) -> None:
     """Refuse a layout that cannot run a model of a configuration's sizes; nothing is sent for it.
 
     Args:
         batch, micro_batches: sequences of the global batch, and what it is cut into.
+        frozen: patterns of the names of parameters that are not trained.
 
     Raises:
-        LayoutError: naming both numbers, or the axes that this version cannot run yet.
+        LayoutError: naming both numbers, or the axes that this version cannot run yet; a pattern
+            that fits no name, and patterns that fit all.
     """
     check_supported(layout)
     schedule_of(layout, micro_batches)
@@ -164,6 +176,8 @@ def check_layout(
         vocab=config.vocab,
         context=config.context,
     )
+    if frozen:
+        placements(config, layout, frozen=frozen)
 
 
 def check_supported(layout: Layout) -> None:

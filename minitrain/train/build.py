@@ -64,6 +64,7 @@ def stepper_of(
         dtype=config.run.dtype,
         xp=xp,
         recompute=config.run.recompute,
+        frozen=config.optimizer.frozen_patterns,
     )
     optimizer, scale = optimizer_of(config.optimizer), None
     if config.run.dtype == "float16":  # bfloat16 has float32's range: nothing gets too small
