@@ -41,6 +41,11 @@ class Entry(NamedTuple):
         """Where its gradient ends up: where it is stepped, or lives."""
         return self.placement if self.state is None else self.state
 
+    @property
+    def unsharded(self) -> Placement:
+        """Where it is while a unit computes with it: without the flat place of ZeRO 3."""
+        return self.placement.without("shard")
+
 
 Placements = dict[str, Entry]
 
@@ -125,7 +130,7 @@ def _entry(name: str, shape: Shape, ranks: set[int], tensor: Place | None, owned
     if (tensor is None and layout.sp) or (tensor and len(set(tensor.holds)) < len(tensor.holds)):
         placement = placement.with_partial("tp")
     state = placement
-    if layout.shard > 1:
+    if layout.zero is not None:
         state = placement.with_place(owned or cut("shard", FLAT, layout.shard))
     if layout.zero == 3:
         placement = state
