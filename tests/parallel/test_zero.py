@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import example, given, note
@@ -61,7 +63,7 @@ def layouts(draw: st.DrawFn) -> Layout:
 @st.composite
 def tasks(draw: st.DrawFn) -> Task:
     heads = draw(st.integers(2, 3))
-    sizes = {
+    sizes: dict[str, Any] = {
         "vocab": draw(st.integers(2, 9)),
         "context": draw(st.integers(2, 5)),
         "layers": draw(st.integers(1, 2)),
