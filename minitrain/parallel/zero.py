@@ -142,14 +142,19 @@ class Gather(Function):
     """
 
     passes_weight = True
+    collective = True  # a parameter that this rank did not use has peers that did
 
     def forward(self, piece: Array, *, whole: Callable[[Array], Array], group: Group,
                 sizes: list[int]) -> Array:  # fmt: skip
-        self.group, self.sizes = group, sizes
+        self.group, self.sizes, self.xp = group, sizes, namespace(piece)
         return whole(piece)
 
     def vjp(self, grad_out: Array, needs: Needs) -> Grads:
-        flat = namespace(grad_out).ascontiguousarray(grad_out).reshape(-1)
+        wide = accumulator(self.out_dtype)
+        if grad_out is None:
+            flat = self.xp.zeros(sum(self.sizes), wide)
+        else:
+            flat = self.xp.ascontiguousarray(grad_out).reshape(-1).astype(wide, copy=False)
         return (self.group.reduce_scatter(flat, sizes=self.sizes, purpose="gradient"),)
 
 
