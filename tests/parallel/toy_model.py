@@ -23,6 +23,12 @@ Shape = tuple[int, ...]
 Written = Callable[[int, int, str], Any]
 """From step, place in the batch and parameter to its gradient; None: it is not used there."""
 
+# Every accepted spelling of data parallelism over two ranks.
+TWO = ["dp2", "shard2", "shard2,zero1", "shard2,zero2", "shard2,zero3", "shard2,zero3,keep",
+       "shard2,owner", "shard2,zero2,owner", "dp2,shard1,zero1", "dp2,shard1,zero2",
+       "dp2,shard1,zero3"]  # fmt: skip
+SHARDED = ["zero1", "zero2", "zero3", "zero1,owner", "zero2,owner"]
+
 
 class Weights(Module):
     """The parameters, and the sum of each times what is written down for these sequences."""
