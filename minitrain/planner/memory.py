@@ -73,7 +73,8 @@ def held(
         dtype: of weights and activations; with halves what is stepped is float32.
         recompute: "none", "selective" (the same, see parallelize) or "full".
         optimizer: "adamw" or "sgd", with momentum.
-        frozen: patterns of the names of parameters that are not trained.
+        frozen: patterns of the names of parameters that are not trained. Activations are counted
+            as if they were: some of what only their gradients read is not kept.
 
     Raises:
         LayoutError: axes that this formula does not cover.
