@@ -110,6 +110,7 @@ def _prepare(given: ConfigSources, ranks: Ranks, run_dir: str | None, resume: bo
         batch=config.data.batch,
         micro_batches=config.data.micro_batches,
         stages=config.run.stage_sizes,
+        frozen=config.optimizer.frozen_patterns,
     )
     blas = None
     if start:
@@ -201,10 +202,35 @@ def _introduction(run: Run, folder: Path) -> Iterator[str]:
     yield f"run {folder}, layout {run.layout}" + (
         f", going on from {run.start.name}" if run.start else ""
     )
+    yield from _memory(run)
     yield from run.notes
     bars = ", ".join(f"{name} {bits:.2f}" for name, bits in baselines(run.corpus).items())
     if bars:
         yield f"held-out text in bits/byte: {bars}"
+
+
+def _memory(run: Run) -> Iterator[str]:
+    """What rank 0 will hold, where there is a formula for it."""
+    from minitrain.layout import LayoutError
+    from minitrain.planner.memory import held
+    from minitrain.train.build import sizes_of
+
+    config, layout = run.config, run.layout
+    try:
+        bytes_of = held(
+            sizes_of(config.model, run.corpus.tokenizer.vocab),
+            layout,
+            batch=-(-config.data.batch // (config.data.micro_batches * layout.data_ranks)),
+            length=config.model.context,
+            dtype=config.run.dtype,
+            recompute=config.run.recompute,
+            optimizer=config.optimizer.name,
+            frozen=config.optimizer.frozen_patterns,
+        )
+    except LayoutError:
+        return
+    parts = ", ".join(f"{name} {n / 1e6:.2f}" for name, n in bytes_of._asdict().items())
+    yield f"a rank holds {bytes_of.total / 1e6:.2f} MB: {parts}"
 
 
 STOPS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")

@@ -115,3 +115,16 @@ def test_the_oracle_finds_a_strategy_of_one_s_own_that_is_wrong(
     first = verify(NANO, "tp2", strategies=(strategy,), steps=1).first
     assert first is not None
     assert "gradient norm.bias" in first.tensor
+
+
+def test_sharding_holds_what_the_formula_says_and_has_the_same_loss(tmp_path: Path) -> None:
+    """Four ranks: 4Ψ; 2Ψ + 2Ψ/4; Ψ + 3Ψ/4; Ψ. Stage 1 sends what data parallelism does."""
+    rows = [line.split() for line in output("sharded.py", tmp_path).splitlines()[3:]]
+    numbers = {name: [float(x) for x in values] for name, *values in rows}
+    assert all(held == formula for held, formula, *_ in numbers.values())
+    stages = ["dp4", "shard4,zero1", "shard4,zero2", "shard4,zero3"]
+    assert [numbers[name][0] for name in stages] == [4.0, 2.5, 1.75, 1.0]
+    assert numbers["dp4"][2] == sum(numbers["shard4,zero1"][2:4]) == 1.5
+    assert numbers["shard4,zero2"][2:4] == [1.5, 0.75]
+    losses = [row[-1] for row in numbers.values()]
+    assert losses == pytest.approx([losses[0]] * len(losses), rel=1e-12)

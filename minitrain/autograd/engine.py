@@ -62,10 +62,10 @@ class Pass:
     def visit(self, node: Function, grad_out: Array | None, needs: Needs) -> None:
         """Make the gradients of a node's inputs, where needed, of the gradient of its output.
 
-        Where no gradient arrived (grad_out is None), none goes on.
+        Where no gradient arrived (grad_out is None), none goes on, unless others wait for it.
         """
         grads: Grads = (None,) * len(needs)
-        if grad_out is not None and any(needs):
+        if any(needs) and (grad_out is not None or node.collective):
             grads = node.vjp(grad_out, needs)
         for i, (edge, need, grad) in enumerate(zip(node.edges, needs, grads, strict=True)):
             if need and edge is not None:

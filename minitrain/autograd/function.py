@@ -46,6 +46,9 @@ class Function:
     freed: bool = False  # a backward has begun, and there can be no second one
     sources: tuple[Any, ...] = ()
 
+    # Whether vjp sends what the vjp of other ranks waits for: then it runs even where no gradient
+    # has arrived, and grad_out is None.
+    collective: ClassVar[bool] = False
     # Whether the inputs may differ in dtype, because forward only hands them on.
     mixes_dtypes: ClassVar[bool] = False
     # Of weights alone (deferral.py): whether the output for a weight is itself one, as a reshaped

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -48,9 +49,18 @@ def train_serially(
     clip: float | None,
     micro_batches: int,
     seed: int,
+    frozen: tuple[str, ...] = (),
 ) -> Trace:
-    """Train a filled plain model on one device, parameter by parameter; see Trace."""
-    parameters, trace, updates = model.parameters(), Trace(), 0
+    """Train a filled plain model on one device, parameter by parameter; see Trace.
+
+    Frozen parameters have weights only: no gradient, no slot, no part in the norm.
+    """
+    everything, trace, updates = model.parameters(), Trace(), 0
+    parameters = {
+        name: p
+        for name, p in everything.items()
+        if not any(fnmatchcase(name, pattern) for pattern in frozen)
+    }
     slots = {
         kind: {name: np.zeros(p.array.size) for name, p in parameters.items()}
         for kind in optimizer.slots
@@ -75,7 +85,7 @@ def train_serially(
                 decay=p.decays,
                 scale=clip_factor(norm, clip),
             )
-    trace.weights = {name: p.array for name, p in parameters.items()}
+    trace.weights = {name: p.array for name, p in everything.items()}
     trace.slots = {
         kind: {name: x.reshape(parameters[name].shape) for name, x in arrays.items()}
         for kind, arrays in slots.items()

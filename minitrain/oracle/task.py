@@ -49,6 +49,8 @@ class Task:
         bucket: bytes of gradient that are reduced together; few, so that there are many buckets.
         seed: of weights, data and dropout.
         stages: blocks of each stage of a pipeline, see parallelize.
+        frozen: patterns of the names of parameters that are not trained.
+        recompute: see parallelize; on one device nothing is computed twice.
         strategies: of one's own, see parallelize.
     """
 
@@ -63,6 +65,8 @@ class Task:
     bucket: int = 1 << 16
     seed: int = 0
     stages: tuple[int, ...] | None = None
+    frozen: tuple[str, ...] = ()
+    recompute: str = "none"
     strategies: tuple[Strategy, ...] = ()
     optimizers: dict[str, Optimizer] = field(default_factory=lambda: dict(OPTIMIZERS))
 
@@ -94,6 +98,7 @@ class Task:
                     clip=self.clip,
                     micro_batches=self.micro_batches,
                     seed=self.seed,
+                    frozen=self.frozen,
                 )
                 for name, optimizer in self.optimizers.items()
             }

@@ -102,6 +102,8 @@ def verify_rank(
                 xp=xp,
                 bucket=task.bucket,
                 stages=task.stages,
+                recompute=task.recompute,
+                frozen=task.frozen,
                 strategies=task.strategies,
             ),
             optimizer,

@@ -17,8 +17,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from minitrain.array import Array
 from minitrain.autograd import functional as F
 from minitrain.autograd.engine import running
+from minitrain.autograd.function import Function, Grads, Needs
 from minitrain.autograd.tensor import Tensor, no_grad
 from minitrain.nn import Module, Parameter
 
@@ -63,6 +65,19 @@ def _dropping(tensor: weakref.ref[DerivedTensor]) -> Callable[[], None]:
     return drop
 
 
+class Tie(Function):
+    """A unit's output, tied to what was gathered for it: so the backward comes to every parameter,
+    used or not, on all ranks alike."""
+
+    mixes_dtypes = True
+
+    def forward(self, out: Array, *_: Array) -> Array:
+        return out
+
+    def vjp(self, grad_out: Array, needs: Needs) -> Grads:
+        return (grad_out,) + (None,) * (len(needs) - 1)
+
+
 class BoundUnit(Module):
     """A unit that computes with tensors derived from its parameters.
 
@@ -88,7 +103,9 @@ class BoundUnit(Module):
         for module, name, parameter in self.slots:
             setattr(module, name, derived[parameter])
         try:
-            return self.unit(*args, **options)
+            out = self.unit(*args, **options)
+            tied = [t for t in derived.values() if t.node is not None and t.node.collective]
+            return Tie.apply(out, *tied) if tied else out
         finally:
             for module, name, parameter in self.slots:
                 setattr(module, name, parameter)

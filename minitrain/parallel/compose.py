@@ -8,7 +8,7 @@ their pieces, units are bound to what they compute with, and blocks learn to for
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ from minitrain.parallel.stages import chunks_of
 from minitrain.parallel.table import Placements, check_layout, placements, table_of
 from minitrain.parallel.tensor import cut_tensors
 from minitrain.parallel.worker import ParallelModel
-from minitrain.parallel.zero import Shard, gather
+from minitrain.parallel.zero import Gatherer, Shard
 
 Strategy = Callable[[Any, Placements, Mesh], None]
 """What changes a declared model, and where its parameters live; before anything is filled."""
@@ -50,6 +50,7 @@ def parallelize(
     bucket: int = BUCKET,
     recompute: str = "none",
     stages: Sequence[int] | None = None,
+    frozen: Collection[str] = (),
     strategies: Iterable[Strategy] = (),
 ) -> ParallelModel:
     """This rank's part of a plain model.
@@ -67,18 +68,21 @@ def parallelize(
         recompute: what runs again in the backward instead of being kept. "full": each block;
             "selective": attention weights, which this attention never keeps, so it equals "none".
         stages: blocks of each (virtual) stage of a pipeline; by cost where None.
+        frozen: names or patterns such as "embedding.*" of parameters that training leaves as they
+            are: no gradient, no decay, no optimizer state.
         strategies: of one's own, after ours: each may replace modules, and entries of the table.
 
     Raises:
         LayoutError: a layout that does not fit the model, or needs a strategy that isn't there
             yet; a module that is in no table of cuts, on a layout that would cut it.
     """
-    model, table, chunks = _declared(model, mesh, micro_batches, stages)
+    model, table, chunks = _declared(model, mesh, micro_batches, stages, frozen)
     parameters: dict[str, Parameter] = model.parameters()  # before modules are replaced
     for strategy in (_cut, *strategies):
         strategy(model, table, mesh)
     for name, parameter in parameters.items():
         parameter.placement, parameter.state = table[name].placement, table[name].state
+        parameter.requires_grad = parameter.state is not None
     users = _users(model, chunks)
     reducer = _flattened(parameters, table, mesh, users, bucket, dtype, xp)
     for parameter in parameters.values():
@@ -94,7 +98,11 @@ def parallelize(
 
 
 def _declared(
-    model: Any, mesh: Mesh, micro_batches: int, stages: Sequence[int] | None
+    model: Any,
+    mesh: Mesh,
+    micro_batches: int,
+    stages: Sequence[int] | None,
+    frozen: Collection[str],
 ) -> tuple[Any, Placements, list[range]]:
     """What this rank keeps of the declared model, where parameters go, and its own chunks."""
     layout = mesh.layout
@@ -103,10 +111,11 @@ def _declared(
     own = chunks_of(config, layout, stages)[mesh.coordinates["pp"]]
     if config is model:
         links = {link for chunk in own for link in chunk}
-        return declare(config, links), placements(config, layout, stages=stages), own
+        table = placements(config, layout, stages=stages, frozen=frozen)
+        return declare(config, links), table, own
     if layout.tp > 1:
         check_declared(model)
-    table = table_of(modules_of(model), config, layout, stages=stages)
+    table = table_of(modules_of(model), config, layout, stages=stages, frozen=frozen)
     keep(model, own)
     return model, table, own
 
@@ -155,7 +164,11 @@ def _flattened(
     other: Stepped = flat
     if stepped != lives:
         shapes = {name: piece.shape for name, piece in stepped.items()}
-        cuts = {name: piece.flat or slice(None) for name, piece in stepped.items()}
+        # Of what lives here: all of it, or the flat piece that ZeRO adds.
+        cuts = {
+            name: slice(None) if piece == lives[name] else piece.flat or slice(None)
+            for name, piece in stepped.items()
+        }
         other = Shard(flat, shapes, cuts, masters)
     return Reducer(table, plans, mesh, flat, other, nbytes=bucket)
 
@@ -190,14 +203,14 @@ def _cut(model: Any, table: Placements, mesh: Mesh) -> None:
 
 def _bind(model: Any, mesh: Mesh, dtype: str, casts: bool) -> None:
     """Let each unit compute with tensors that are derived from its parameters: cast, gathered."""
-    gathers = mesh.layout.zero == 3
+    gathers, keep = mesh.layout.zero == 3, mesh.layout.keep
     if not (casts or gathers):
         return
-    group, at = mesh["shard"], mesh.coordinates
+    gather = Gatherer(mesh["shard"], mesh.coordinates, keep=keep)
 
     def derive(parameter: Parameter) -> Tensor:
         piece: Tensor = cast_to(dtype)(parameter) if casts else parameter
-        return gather(parameter, piece, group, at) if gathers else piece
+        return gather(parameter, piece) if gathers else piece
 
     modules = dict(model.modules())
     blocks = [f"blocks.{i}" for i, block in enumerate(model.blocks) if block is not None]

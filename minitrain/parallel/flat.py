@@ -4,19 +4,23 @@ Flat arrays are what optimizers step and what buckets are cut from. A rank has t
 what lives on it, and what it steps; without sharding they are one and the same. The order is the
 reverse of the model's, about the order in which gradients become final. Weights that decay come
 first, norms and biases after them, so an optimizer needs two calls; and parameters that are
-reduced alike lie side by side, so that a bucket is a slice.
+reduced alike lie side by side, so that a bucket is a slice. Frozen parameters are the last, and
+have no gradient.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from minitrain.array import Array, accumulator, namespace
 from minitrain.autograd import engine
 from minitrain.autograd.tensor import Tensor
 from minitrain.nn.module import Parameter
+
+if TYPE_CHECKING:
+    from minitrain.parallel.reduce import Bucket
 
 
 class Stepped(Protocol):
@@ -37,8 +41,14 @@ class Stepped(Protocol):
     def grad(self, name: str) -> Array:
         """Its gradient."""
 
-    def put(self, names: list[str], total: Array) -> None:
-        """Write the gradients of neighbours in flat order."""
+    def total(self, names: list[str]) -> Array:
+        """The gradients of neighbours in flat order, as one vector."""
+
+    def put(self, names: list[str], total: Array, *, add: bool = False) -> None:
+        """Write them, or add to them."""
+
+    def publish(self, buckets: Iterable[Bucket]) -> None:
+        """What was stepped goes to all ranks where it lives, bucket by bucket."""
 
     def scale(self, factor: float) -> None:
         """Multiply all gradients."""
@@ -63,7 +73,7 @@ class Flat:
 
     Attributes:
         weights: (n,) all values.
-        gradient: (n,) their gradients, in the dtype that sums are made in; or None.
+        gradient: of all but the frozen ones, in the dtype that sums are made in; or None.
         spans: by name, the slice that a parameter has in both.
         decayed: the slice that weight decay shrinks.
     """
@@ -74,16 +84,17 @@ class Flat:
         self.parameters, self.shapes = parameters, shapes
         kinds = kinds or {}
         order = list(reversed(shapes))
-        order.sort(key=lambda name: (not parameters[name].decays, kinds.get(name, 0)))
+        order.sort(key=lambda name: (not parameters[name].requires_grad,
+                                     not parameters[name].decays, kinds.get(name, 0)))  # fmt: skip
         self.spans: dict[str, slice] = {}
         end = 0
         for name in order:
             self.spans[name] = slice(end, end := end + math.prod(shapes[name]))
-        self.decayed = slice(
-            0, sum(math.prod(shape) for name, shape in shapes.items() if parameters[name].decays)
-        )
+        trained = [name for name in order if parameters[name].requires_grad]
+        self.decayed = self.slice_of([name for name in trained if parameters[name].decays])
         self.weights = xp.empty(end, dtype)
-        self.gradient: Any = xp.zeros(end, accumulator(dtype)) if keeps_gradient else None
+        size = self.slice_of(trained).stop
+        self.gradient: Any = xp.zeros(size, accumulator(dtype)) if keeps_gradient else None
 
     def fill(self, name: str, values: Array) -> None:
         """Give a parameter its values: from now on its array is a view of the weights."""
@@ -142,9 +153,16 @@ class Flat:
         """A parameter's gradient."""
         return self.view(self.gradient, name)
 
-    def put(self, names: list[str], total: Array) -> None:
-        """Write the gradients of neighbours in flat order."""
-        self.gradient[self.slice_of(names)] = total
+    def total(self, names: list[str]) -> Array:
+        """The gradients of neighbours in flat order, as one vector."""
+        return self.gradient[self.slice_of(names)]
+
+    def put(self, names: list[str], total: Array, *, add: bool = False) -> None:
+        """Write them, or add to them."""
+        self.gradient[self.slice_of(names)] = self.total(names) + total if add else total
+
+    def publish(self, buckets: Iterable[Bucket]) -> None:
+        """Weights are stepped where they live."""
 
     def scale(self, factor: float) -> None:
         """Multiply all gradients."""

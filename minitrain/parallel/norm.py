@@ -25,7 +25,7 @@ class Norm:
     """
 
     def __init__(self, table: Placements, stepped: Stepped, mesh: Mesh):
-        self.stepped, self.mesh, self.names = stepped, mesh, list(table)
+        self.stepped, self.mesh, self.table, self.names = stepped, mesh, table, list(table)
         cut = {
             place.mesh_axis
             for entry in table.values()

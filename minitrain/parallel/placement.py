@@ -111,6 +111,10 @@ class Placement:
         """The same, cut once more."""
         return replace(self, places=(*self.places, place))
 
+    def without(self, mesh_axis: str) -> Placement:
+        """The same, not cut along a mesh axis."""
+        return replace(self, places=tuple(p for p in self.places if p.mesh_axis != mesh_axis))
+
     def with_partial(self, *axes: str) -> Placement:
         """The same, with partial gradients along more mesh axes."""
         return replace(self, partial=self.partial | set(axes))

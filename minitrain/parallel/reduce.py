@@ -42,7 +42,7 @@ class Bucket:
             for rank in range(self.scatter.size if self.scatter else 0)
         ]
         self.operation: Operation | None = None
-        self.total: Array | None = None
+        self.came = False  # whether a sum has come in this step, of an earlier pass
 
     def start(self) -> None:
         """Send this rank's summands on their way to the first sum."""
@@ -61,18 +61,18 @@ class Bucket:
                 lives.parameters[name].grad = None
 
     def wait(self) -> None:
-        """Wait for the first sum, and add it to what came of earlier passes."""
+        """Wait for the first sum, and put it where it is stepped, on top of earlier passes'."""
         if self.operation is not None:
-            came = self.operation.wait()
-            self.total = came if self.total is None else self.total + came
-            self.operation = None
+            came, self.operation = self.operation.wait(), None
+            self.reducer.stepped.put(self.own, came, add=self.came)
+            self.came = True
 
     def finish(self) -> None:
-        """Make the other sums: the gradient is where it is stepped."""
-        total, self.total = self.total, None
+        """Make the other sums, once a step."""
+        self.came = False
         for group in self.sums[self.scatter is None :]:
-            total = group.all_reduce(total, purpose="gradient")
-        self.reducer.stepped.put(self.own, total)
+            mine = self.reducer.stepped.total(self.own)
+            self.reducer.stepped.put(self.own, group.all_reduce(mine, purpose="gradient"))
 
     def _rank_by_rank(self) -> Array:
         """The message of a reduce-scatter: what is for rank 0, name by name, then for rank 1, …"""

@@ -41,6 +41,11 @@ class Entry(NamedTuple):
         """Where its gradient ends up: where it is stepped, or lives."""
         return self.placement if self.state is None else self.state
 
+    @property
+    def unsharded(self) -> Placement:
+        """Where it is while a unit computes with it: without the flat place of ZeRO 3."""
+        return self.placement.without("shard")
+
 
 Placements = dict[str, Entry]
 
@@ -125,7 +130,7 @@ def _entry(name: str, shape: Shape, ranks: set[int], tensor: Place | None, owned
     if (tensor is None and layout.sp) or (tensor and len(set(tensor.holds)) < len(tensor.holds)):
         placement = placement.with_partial("tp")
     state = placement
-    if layout.shard > 1:
+    if layout.zero is not None:
         state = placement.with_place(owned or cut("shard", FLAT, layout.shard))
     if layout.zero == 3:
         placement = state
@@ -141,6 +146,11 @@ def _check_patterns(patterns: Collection[str], names: Collection[str]) -> None:
         if not any(fnmatchcase(name, pattern) for name in names):
             some = ", ".join(list(names)[:3])
             raise LayoutError(f"no parameter is called {pattern!r}; there are {some}, …")
+    if all(_fits(name, patterns) for name in names):
+        raise LayoutError(
+            f"{', '.join(patterns)} freezes every parameter, so nothing would be trained; leave "
+            "some out"
+        )
 
 
 def check_layout(
@@ -150,15 +160,18 @@ def check_layout(
     batch: int | None = None,
     micro_batches: int = 1,
     stages: Sequence[int] | None = None,
+    frozen: Collection[str] = (),
 ) -> None:
     """Refuse a layout that cannot run a model of a configuration's sizes; nothing is sent for it.
 
     Args:
         batch, micro_batches: sequences of the global batch, and what it is cut into.
         stages: blocks of each (virtual) stage of the pipeline; by cost where None.
+        frozen: patterns of the names of parameters that are not trained.
 
     Raises:
-        LayoutError: naming both numbers, or the axes that this version cannot run yet.
+        LayoutError: naming both numbers, or the axes that this version cannot run yet; a pattern
+            that fits no name, and patterns that fit all.
     """
     check_supported(layout)
     schedule_of(layout, micro_batches)
@@ -171,6 +184,8 @@ def check_layout(
         context=config.context,
     )
     chunks_of(config, layout, stages)
+    if frozen:
+        placements(config, layout, frozen=frozen)
 
 
 def check_supported(layout: Layout) -> None:

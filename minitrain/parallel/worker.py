@@ -25,7 +25,6 @@ from minitrain.parallel.pipeline import Boundaries, Turn, turns_of
 from minitrain.parallel.reduce import Reducer
 from minitrain.parallel.stages import schedule_of
 from minitrain.parallel.table import Placements
-from minitrain.parallel.zero import Shard, tell
 from minitrain.schedules import BACKWARD_INPUTS, BACKWARD_WEIGHTS, FORWARD, Schedule
 
 
@@ -109,6 +108,8 @@ class Worker:
                 x = link(x, part.positions)
             if turn.give is None:
                 x = self.module.loss(x, part.labels, total=part.total)
+        if training and not x.requires_grad:  # all is frozen, and its backward has nothing to do
+            x = Tensor(x.array, requires_grad=True)
         return entry, x
 
     def _hand_on(self, turn: Turn, out: Tensor) -> float:
@@ -216,9 +217,7 @@ class ParallelModel:
     def publish(self) -> None:
         """After a step: what this rank has stepped goes to all ranks where it lives."""
         self.lives.written()
-        if isinstance(self.stepped, Shard):
-            for bucket in self.reducer.buckets:
-                tell(bucket, self.lives, self.stepped)
+        self.stepped.publish(self.reducer.buckets)
 
     def gradient_norm(self) -> float:
         """The norm of the whole gradient, each distinct element once."""

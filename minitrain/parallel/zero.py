@@ -22,7 +22,8 @@ to its owner, who steps it, and tells the others. The bytes are the same in sum 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from minitrain.array import Array, accumulator, namespace
@@ -84,13 +85,41 @@ class Shard:
             return self.gradient[self.spans[name]]
         return self.lives.gradient[self.lives.spans[name]][self.cuts[name]]
 
-    def put(self, names: list[str], total: Array) -> None:
+    def total(self, names: list[str]) -> Array:
+        """See Stepped."""
+        nothing = self.xp.empty(0, accumulator(self.lives.weights.dtype))
+        return self.xp.concatenate([nothing, *map(self._grad, names)])
+
+    def put(self, names: list[str], total: Array, *, add: bool = False) -> None:
         """See Stepped."""
         start = 0
         for name in names:
             grad = self._grad(name)
-            grad[...] = total[start : start + grad.size]
+            came = total[start : start + grad.size]
+            grad[...] = grad + came if add else came
             start += grad.size
+
+    def publish(self, buckets: Iterable[Bucket]) -> None:
+        """See Stepped; what is stepped whole is where it lives."""
+        for bucket in buckets:
+            if bucket.scatter is not None:
+                self._all_gather(bucket, bucket.scatter)
+
+    def _all_gather(self, bucket: Bucket, group: Group) -> None:
+        """The weights of a bucket's parameters, rank by rank, then name by name."""
+        dtype = self.lives.weights.dtype
+        mine = [self._weight(name).astype(dtype, copy=False) for name in bucket.own]
+        nothing = self.xp.empty(0, dtype)
+        sizes = [sum(span.stop - span.start for span in spans) for spans in bucket.pieces]
+        came = group.all_gather(
+            self.xp.concatenate([nothing, *mine]), sizes=sizes, purpose="parameter"
+        )
+        start = 0
+        for spans in bucket.pieces:
+            for name, span in zip(bucket.names, spans, strict=True):
+                size = span.stop - span.start
+                self.lives.weights[self.lives.spans[name]][span] = came[start : start + size]
+                start += size
 
     def scale(self, factor: float) -> None:
         """See Stepped."""
@@ -106,25 +135,6 @@ class Shard:
         return {name: flat[self.spans[name]].reshape(shape) for name, shape in self.shapes.items()}
 
 
-def tell(bucket: Bucket, lives: Flat, stepped: Shard) -> None:
-    """After a step: all-gather the weights of a bucket's parameters into where they live."""
-    assert bucket.scatter is not None
-    dtype, rank = lives.weights.dtype, bucket.scatter.rank
-    mine = [stepped._weight(name).astype(dtype, copy=False) for name in bucket.own]
-    nothing = stepped.xp.empty(0, dtype)
-    sizes = [sum(span.stop - span.start for span in spans) for spans in bucket.pieces]
-    came = bucket.scatter.all_gather(
-        stepped.xp.concatenate([nothing, *mine]), sizes=sizes, purpose="parameter"
-    )
-    start = 0
-    for other, spans in enumerate(bucket.pieces):
-        for name, span in zip(bucket.names, spans, strict=True):
-            size = span.stop - span.start
-            if other != rank or stepped.weights is not None:
-                lives.weights[lives.spans[name]][span] = came[start : start + size]
-            start += size
-
-
 class Gather(Function):
     """A piece of a parameter → the parameter, as far as this rank has it (stage 3).
 
@@ -132,21 +142,51 @@ class Gather(Function):
     """
 
     passes_weight = True
+    collective = True  # a parameter that this rank did not use has peers that did
 
-    def forward(self, piece: Array, *, group: Group, sizes: list[int],
-                shape: tuple[int, ...]) -> Array:  # fmt: skip
-        self.group, self.sizes = group, sizes
-        return group.all_gather(piece, sizes=sizes, purpose="parameter").reshape(shape)
+    def forward(self, piece: Array, *, whole: Callable[[Array], Array], group: Group,
+                sizes: list[int]) -> Array:  # fmt: skip
+        self.group, self.sizes, self.xp = group, sizes, namespace(piece)
+        return whole(piece)
 
     def vjp(self, grad_out: Array, needs: Needs) -> Grads:
-        flat = namespace(grad_out).ascontiguousarray(grad_out).reshape(-1)
+        wide = accumulator(self.out_dtype)
+        if grad_out is None:
+            flat = self.xp.zeros(sum(self.sizes), wide)
+        else:
+            flat = self.xp.ascontiguousarray(grad_out).reshape(-1).astype(wide, copy=False)
         return (self.group.reduce_scatter(flat, sizes=self.sizes, purpose="gradient"),)
 
 
-def gather(parameter: Parameter, piece: Tensor, group: Group, at: Mapping[str, int]) -> Tensor:
-    """The whole of a parameter that lives in pieces, from this rank's (cast, or as it is)."""
-    placement, shape = parameter.placement, parameter.declared
-    pieces = [placement.piece(shape, {**at, "shard": rank}) for rank in range(group.size)]
-    sizes: list[Any] = [each.size for each in pieces]
-    whole = tuple(span.stop - span.start for span in pieces[0].spans)
-    return Gather.apply(piece, group=group, sizes=sizes, shape=whole)
+class Gatherer:
+    """Makes the whole of parameters that live in pieces.
+
+    Args:
+        at: this rank's coordinates.
+        keep: what was gathered is kept until the weights change, so each parameter is gathered
+            once a step. All ranks write weights at the same time, so they agree.
+    """
+
+    def __init__(self, group: Group, at: Mapping[str, int], *, keep: bool):
+        self.group, self.at, self.keep = group, at, keep
+        self.kept: dict[str, tuple[int, Array]] = {}  # by name: the version gathered, the whole
+
+    def __call__(self, parameter: Parameter, piece: Tensor) -> Tensor:
+        """The parameter, from this rank's piece of it (cast, or as it is)."""
+        placement, shape = parameter.placement, parameter.declared
+        pieces = [placement.piece(shape, {**self.at, "shard": r}) for r in range(self.group.size)]
+        sizes: list[Any] = [each.size for each in pieces]
+        whole = tuple(span.stop - span.start for span in pieces[0].spans)
+
+        def gather(mine: Array) -> Array:
+            return self.group.all_gather(mine, sizes=sizes, purpose="parameter").reshape(whole)
+
+        make = partial(self._kept, parameter, gather) if self.keep else gather
+        return Gather.apply(piece, whole=make, group=self.group, sizes=sizes)
+
+    def _kept(self, parameter: Parameter, gather: Callable[[Array], Array], mine: Array) -> Array:
+        version, whole = self.kept.get(parameter.name, (-1, mine))
+        if version != parameter.version:
+            whole = gather(mine)
+            self.kept[parameter.name] = parameter.version, whole
+        return whole

@@ -1,5 +1,16 @@
 """Bytes that a rank holds: parameters, gradient, optimizer state, and activations.
 
+Of Ψ elements that live on a rank (whole parameters, as far as other places cut them) it steps Ψᵣ:
+Ψ/N on N shard ranks, more or less where that does not divide or a tensor has an owner. With AdamW,
+weights that live in 16 bits beside float32 masters, and gradients summed in float32, that is
+
+    stage         0      1              2              3
+    float32       16Ψ    8Ψ + 8Ψᵣ       4Ψ + 12Ψᵣ      16Ψᵣ
+    16 bits       16Ψ    6Ψ + 12Ψᵣ      2Ψ + 16Ψᵣ      16Ψᵣ
+
+`keep` adds the gathered weights, 4Ψ or 2Ψ. Rajbhandari et al. 2020, figure 1, have gradients in 16
+bits, so 4Ψ + 12Ψᵣ and 2Ψ + 14Ψᵣ for stages 1 and 2. A frozen parameter has its weights only.
+
 Activations are the arrays that wait for the backward when a forward ends, of one micro-batch. Of a
 layer of GPT with F = 4h, in fp16, with dropout, on t tensor-parallel ranks, they are
 
@@ -14,7 +25,7 @@ backward, at (t-1)/t·s·b·h elements more to send for each of them, where we k
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from minitrain.cut import cut_size
@@ -52,33 +63,56 @@ def held(
     dtype: str = "float32",
     recompute: str = "none",
     optimizer: str = "adamw",
+    frozen: Collection[str] = (),
 ) -> Held:
     """What a rank holds when the forward of a micro-batch ends.
 
     Args:
         batch, length: sequences of the micro-batch on this data rank, and tokens of each.
-        rank: in the layout; where sizes do not divide, the first ranks along tp hold more.
-        dtype: of weights and activations; with halves the weights are float32.
+        rank: in the layout; where sizes do not divide, the first ranks along an axis hold more.
+        dtype: of weights and activations; with halves what is stepped is float32.
         recompute: "none", "selective" (the same, see parallelize) or "full".
         optimizer: "adamw" or "sgd", with momentum.
+        frozen: patterns of the names of parameters that are not trained. Activations are counted
+            as if they were: some of what only their gradients read is not kept.
 
     Raises:
         LayoutError: axes that this formula does not cover.
     """
-    others = [axis for axis in ("pp", "shard", "cp", "ep") if getattr(layout, axis) > 1]
+    others = [axis for axis in ("pp", "cp", "ep") if getattr(layout, axis) > 1]
     if others:
-        raise LayoutError(f"the memory formula covers dp and tp, not {', '.join(others)}")
-    table, at = placements(config, layout), layout.coordinates(rank)
-    wide = max(4, BYTES[dtype])
-    lives = sum(_size(entry.shape, entry.placement, at) for entry in table.values()) * wide
-    steps = sum(_size(entry.shape, entry.stepped, at) for entry in table.values()) * wide
-    waiting = _Waiting(config, layout, table, at, batch, length, BYTES[dtype], wide)
-    return Held(lives, lives, SLOTS[optimizer] * steps, waiting.bytes(recompute))
+        raise LayoutError(f"the memory formula covers dp, shard and tp, not {', '.join(others)}")
+    table, at = placements(config, layout, frozen=frozen), layout.coordinates(rank)
+    item, wide = BYTES[dtype], max(4, BYTES[dtype])
+    waiting = _Waiting(config, layout, table, at, batch, length, item, wide)
+    steps = sum(_size(e.shape, e.state, at) for e in table.values()) * wide
+    return Held(
+        _weights(layout, table, at, item, wide),
+        _gradient(layout, table, at, wide),
+        SLOTS[optimizer] * steps,
+        waiting.bytes(recompute),
+    )
 
 
-def _size(shape: Shape, placement: Placement, at: Mapping[str, int]) -> int:
-    """How many elements of a parameter a rank has."""
-    piece = placement.piece(shape, at)
+def _weights(layout: Layout, table: Placements, at: Mapping[str, int], item: int, wide: int) -> int:
+    """Weights that live, masters beside them, and what is kept of a gather."""
+    lives = sum(_size(e.shape, e.placement, at) for e in table.values())
+    if layout.zero in (1, 2) and item < wide:
+        return lives * item + sum(_size(e.shape, e.state, at) for e in table.values()) * wide
+    gathered = sum(_size(e.shape, e.unsharded, at) for e in table.values()) if layout.keep else 0
+    return lives * wide + gathered * item
+
+
+def _gradient(layout: Layout, table: Placements, at: Mapping[str, int], wide: int) -> int:
+    """Of all that lives; from stage 2 on, of what is stepped."""
+    trained = [e for e in table.values() if e.state is not None]
+    cut = layout.zero in (2, 3)
+    return sum(_size(e.shape, e.state if cut else e.placement, at) for e in trained) * wide
+
+
+def _size(shape: Shape, placement: Placement | None, at: Mapping[str, int]) -> int:
+    """How many elements of a parameter a rank has; none where there is no place for it."""
+    piece = None if placement is None else placement.piece(shape, at)
     return 0 if piece is None else piece.size
 
 
@@ -99,7 +133,7 @@ class _Waiting:
         block, attention = "blocks.0", "blocks.0.attention"
 
         def own(name: str, axis: int) -> int:
-            piece = table[name].placement.piece(table[name].shape, at)
+            piece = table[name].unsharded.piece(table[name].shape, at)
             assert piece is not None
             return piece.shape[axis]
 

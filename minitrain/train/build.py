@@ -65,6 +65,7 @@ def stepper_of(
         xp=xp,
         recompute=config.run.recompute,
         stages=config.run.stage_sizes,
+        frozen=config.optimizer.frozen_patterns,
     )
     optimizer, scale = optimizer_of(config.optimizer), None
     if config.run.dtype == "float16":  # bfloat16 has float32's range: nothing gets too small

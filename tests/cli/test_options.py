@@ -19,7 +19,7 @@ FLAGS = """
     --family --layers --heads --kv-heads --width --context --dropout
     --data --tokenizer --batch --micro-batches --smoothing --z-loss
     --optimizer --lr --min-lr --warmup --schedule
-    --beta1 --beta2 --epsilon --momentum --weight-decay --clip
+    --beta1 --beta2 --epsilon --momentum --weight-decay --clip --freeze
     --steps --seed --dtype --recompute --eval-every --save-every
 """.split()  # noqa: SIM905
 

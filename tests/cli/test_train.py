@@ -90,6 +90,25 @@ def test_a_resumed_run_may_name_its_text_again_and_change_its_layout(folder: Pat
     assert "data.path" not in result.stderr
 
 
+def test_a_sharded_run_says_what_it_holds_and_goes_on_with_other_shards(folder: Path) -> None:
+    args = (*SMALL, "--run-dir", "a", "--freeze", "embedding.*")
+    result = trained(*args, "--layout", "dp2,shard2,zero2")
+    [line] = [line for line in result.stderr.splitlines() if line.startswith("a rank holds")]
+    sizes = [float(word.strip(",:")) for word in line.split() if word[0].isdigit()]
+    total, weights, gradient, optimizer, activations = sizes
+    assert total == pytest.approx(weights + gradient + optimizer + activations, abs=0.02)
+    assert optimizer == pytest.approx(2 * gradient, abs=0.02)
+    assert gradient < weights / 2  # of half of what is trained
+    result = trained(
+        "--resume", "--run-dir", "a", "--steps", 5, "--layout", "shard3,zero3", "--freeze",
+        "embedding.*",
+    )  # fmt: skip
+    assert "layout: shard3,zero3 from here on, dp2,shard2,zero2 before" in result.stderr
+    refused = invoke(*SMALL, "--freeze", "embeding.*")
+    assert refused.exit_code == 2
+    assert "no parameter is called 'embeding.*'; there are embedding." in refused.stderr
+
+
 def test_precedence_is_flag_set_config_preset(folder: Path) -> None:
     Path("own.toml").write_text("[model]\nlayers = 2\nheads = 2\n[run]\nsteps = 3\nseed = 5\n")
     args = ("--preset", "nano", "--config", "own.toml", "--set", "model.heads=4", "--steps", 1)

@@ -32,6 +32,19 @@ def check_data_parallel_equals_one_device(group: Group) -> None:
     assert {row.rank for row in found} == set(range(group.size))
 
 
+def check_sharded_data_parallel_equals_one_device(group: Group) -> None:
+    """Whole tensors with an owner, and gathered pieces of parameters."""
+    task = Task(TINY, steps=2, batch=7, micro_batches=2, bucket=256)
+    reference = task.reference()
+    for layout in (
+        Layout(shard=group.size, zero=2, owner=True),
+        Layout(dp=2, shard=2, zero=3) if group.size == 4 else Layout(shard=group.size, zero=3),
+    ):
+        found = gather_rows(group, verify_rank(group, layout, task, reference))
+        assert not [str(row) for row in found if not row.ok]
+        assert {row.rank for row in found} == set(range(group.size))
+
+
 def shared_folder(group: Group) -> Path:
     """A new folder that all ranks know."""
     name = tempfile.mkdtemp() if group.rank == 0 else ""

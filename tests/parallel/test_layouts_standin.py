@@ -1,4 +1,4 @@
-"""Tensor and sequence parallelism on the stand-in for CuPy, as on NumPy."""
+"""Sharding, tensor and sequence parallelism on the stand-in for CuPy, as on NumPy."""
 
 from __future__ import annotations
 
@@ -15,3 +15,10 @@ def test_training(name: str, layout: str) -> None:
 
 def test_training_with_shared_key_value_heads_and_recomputation() -> None:
     check_layout("llama", "tp4,sp", standin, recompute="full")
+
+
+@pytest.mark.parametrize(
+    "layout", ["shard2,zero1", "shard2,zero2", "shard2,zero2,owner", "dp2,shard2,zero3,keep"]
+)
+def test_training_with_sharded_states(layout: str) -> None:
+    check_layout("gpt", layout, standin)

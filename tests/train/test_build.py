@@ -47,6 +47,7 @@ OTHER: dict[str, tuple[Any, dict[str, Any]]] = {
     "optimizer.momentum": (0.5, {"optimizer": "sgd"}),
     "optimizer.weight_decay": (0.3, {}),
     "optimizer.clip": (1e-3, {}),
+    "optimizer.frozen": ("embedding.*", {}),
     "run.steps": (4, {}),
     "run.seed": (1, {}),
     "run.dtype": ("float32", {}),

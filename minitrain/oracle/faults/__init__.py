@@ -38,6 +38,14 @@ SEAMS = {
     "model": "minitrain.parallel.worker:ParallelModel.__init__",
     "apply": "minitrain.train.step:Stepper.apply",
     "step": "minitrain.train.step:Stepper.step",
+    # Sharding.
+    "kept": "minitrain.parallel.zero:Gatherer._kept",
+    "gather_vjp": "minitrain.parallel.zero:Gather.vjp",
+    "rank_by_rank": "minitrain.parallel.reduce:Bucket._rank_by_rank",
+    "put": "minitrain.parallel.zero:Shard.put",
+    "segments": "minitrain.parallel.zero:Shard.segments",
+    "publish": "minitrain.parallel.zero:Shard.publish",
+    "verdict": "minitrain.parallel.norm:Norm.first_not_finite",
     # Tensor and sequence parallelism.
     "f": "minitrain.parallel.regions:Copy.vjp",
     "g": "minitrain.parallel.regions:reduce",
@@ -131,6 +139,22 @@ FAULTS: dict[str, Fault] = {
             "reduced-too-early": "worker",
             "last-weights-forgotten": "turns",
             "sends-block": "give",
+        }.items()
+    },
+    **{
+        name: Fault(seam, "zero")
+        for name, seam in {
+            "stale-gather": "kept",
+            "gradient-sliced": "gather_vjp",
+            "pieces-by-name": "rank_by_rank",
+            "last-backward-only": "put",
+            "replicas-not-summed": "sums",
+            "norm-of-one-shard": "norm",
+            "norm-over-padding": "norm",
+            "replicas-in-the-norm": "norm",
+            "verdict-of-one-rank": "verdict",
+            "decay-lost": "segments",
+            "owner-not-broadcast": "publish",
         }.items()
     },
 }

@@ -91,6 +91,14 @@ class OptimizerSection:
     momentum: Fraction = _option(0.9, "SGD's decay of the sum of gradients")
     weight_decay: NotNegative = _option(0.1, "decay of weights, not of norms and biases")
     clip: Positive | None = _option(1.0, "largest global norm of the gradient; none: no limit")
+    frozen: Text | None = _option(
+        None, "parameters that are not trained, such as embedding.*,blocks.0.*", flag="freeze"
+    )
+
+    @property
+    def frozen_patterns(self) -> tuple[str, ...]:
+        """The patterns of `frozen`."""
+        return tuple(pattern.strip() for pattern in (self.frozen or "").split(",") if pattern)
 
 
 @dataclass(frozen=True)
