@@ -84,9 +84,15 @@ def parts(group: Group, layout: Layout, table: Placements) -> tuple[Stepper, Red
         if stepped is not lives:
             stepped.weight(name)[...] = table[name].stepped.cut(parameter.initial(0), at)
     reducer = Reducer(table, plans, mesh, lives, stepped, nbytes=BUCKET)
+
+    def publish() -> None:
+        for name in lives.spans if stepped is not lives else ():
+            whole = mesh["shard"].all_gather(stepped.weight(name))
+            lives.weight(name)[...] = whole.reshape(lives.shapes[name])
+
     made: Any = SimpleNamespace(
         module=model, mesh=mesh, table=table, lives=lives, stepped=stepped,
-        norm=Norm(table, stepped, mesh), publish=lambda: None,
+        norm=Norm(table, stepped, mesh), publish=publish,
     )  # fmt: skip
     return Stepper(made, AdamW(), lambda update: 0.1, None), reducer
 
