@@ -8,12 +8,14 @@ from pathlib import Path
 
 import click
 
-from .main import tell
+from .arguments import check_here, given
+from .memory import memory_for
+from .output import tell
 
 
 @click.command()
-@click.argument("source")
-@click.argument("target")
+@click.argument("source", type=given)
+@click.argument("target", type=given)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value instead of a line.")
 def convert(source: str, target: str, as_json: bool) -> int:
     """Convert weights between Hugging Face's layout and minitrain's, whichever SOURCE is not.
@@ -22,19 +24,21 @@ def convert(source: str, target: str, as_json: bool) -> int:
     folder to make, which `minitrain generate TARGET` takes; or SOURCE is a run or a checkpoint, and
     TARGET the folder to make in Hugging Face's layout.
     """
+    check_here()
     from minitrain.nn.config import to_values
     from minitrain.train.checkpoint.weights import load_model, save_model
     from minitrain.train.huggingface import pretrained
     from minitrain.train.sample import find
 
     old, new = Path(source), Path(target)
-    if os.path.exists(old / "config.json"):
-        model, tokenizer = pretrained.read(old)
-        with pretrained.whole(new) as part:
-            save_model(model, tokenizer, part / "checkpoints")
-    else:
-        model, tokenizer = load_model(find(old))
-        pretrained.write(new, model, tokenizer)
+    with memory_for("the model", "free some, as it is held as a whole"):
+        if os.path.exists(old / "config.json"):
+            model, tokenizer = pretrained.read(old)
+            with pretrained.whole(new) as part:
+                save_model(model, tokenizer, part / "checkpoints")
+        else:
+            model, tokenizer = load_model(find(old))
+            pretrained.write(new, model, tokenizer)
     arrays = [p.array for p in model.parameters().values()]
     found = {
         "target": target,

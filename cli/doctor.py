@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from .main import tell
+from .output import tell
 
 
 @click.command()
@@ -23,7 +23,7 @@ from .main import tell
 def doctor(as_json: bool) -> int:
     """Tell what this machine has, and test minitrain on it.
 
-    Exit status: 0 if the self-test passed, else 1.
+    Exit status: 0 if the self-test passed, 1 if not, 2 if that cannot be written to stdout.
     """
     findings = {
         "python": f"{platform.python_version()} on {platform.platform()}",

@@ -10,13 +10,17 @@ from typing import Any
 
 import click
 
-from .main import tell
+from .arguments import check_here, given
+from .memory import memory_for
+from .output import tell
 from .ranks import device_option
 
 
 @click.command()
-@click.argument("checkpoint", required=False)
-@click.option("--run-dir", metavar="DIR", help="Take this run's newest checkpoint. [newest run]")
+@click.argument("checkpoint", type=given, required=False)
+@click.option(
+    "--run-dir", type=given, metavar="DIR", help="Take this run's newest checkpoint. [newest run]"
+)
 @click.option("--prompt", default="", metavar="TEXT", help="What the text goes on from. [nothing]")
 @click.option("--tokens", type=click.IntRange(1), default=200, help="How many to write. [200]")
 @click.option("--temperature", type=float, help="Below 1 likelier tokens, 0 the likeliest. [0.8]")
@@ -34,6 +38,7 @@ def generate(checkpoint: str | None, run_dir: str | None, prompt: str, tokens: i
     """
     if checkpoint is not None and run_dir is not None:
         raise click.UsageError("CHECKPOINT and --run-dir both say which model; give one of them")
+    check_here()
     from minitrain.machine import array_module
     from minitrain.train.data.tokenizer import show
     from minitrain.train.generate import Sampling
@@ -43,7 +48,8 @@ def generate(checkpoint: str | None, run_dir: str | None, prompt: str, tokens: i
     given, source = os.fsencode(prompt), checkpoint or run_dir
     sampling = Sampling(**{name: x for name, x in options.items() if x is not None})
     path = find(Path(source) if source else None)
-    written = sample(path, tokens, sampling, given, xp=array_module(device))
+    with memory_for("the model and its cache", "lower --tokens, or free some memory"):
+        written = sample(path, tokens, sampling, given, xp=array_module(device))
     if as_json:
         texts = {"prompt": given, "text": written.text}
         values = {name: text.decode("utf-8", "replace") for name, text in texts.items()}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 import traceback
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import click
@@ -14,16 +14,23 @@ from minitrain.comm.mpi.launch import launched
 from minitrain.errors import UserError
 from minitrain.layout import did_you_mean
 
+from . import output
+
 # Name -> module of this package, function in it. What a command needs is imported by that module's
 # functions when they run, so that no --help waits for NumPy.
 COMMANDS = {
     "train": ("train", "train"),
     "verify": ("verify", "verify"),
     "plan": ("plan", "plan"),
+    "schedule": ("schedule", "schedule"),
     "generate": ("generate", "generate"),
     "convert": ("convert", "convert"),
     "doctor": ("doctor", "doctor"),
 }
+
+
+# What one process does: under a launcher that is the first, and the others have nothing to do.
+ALONE = ("generate", "convert", "doctor")
 
 
 class Commands(click.Group):
@@ -44,65 +51,48 @@ class Commands(click.Group):
         )
         return command
 
-    def main(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run and exit.
 
         What its user can mend is one line on stderr and exit status 2; anything else that goes
-        wrong is a fault of ours: its traceback, a line that says so, and exit status 3.
+        wrong is a fault of ours: its traceback, a line that says so, and exit status 3. A result
+        that cannot be written to stdout is one line and exit status 2 too.
         """
+        output.guard()
+        try:
+            self._enter(*args, **kwargs)
+        except SystemExit as leave:
+            if leave.code in (0, 1):
+                sys.exit(output.final(leave.code))
+            raise
+
+    def _enter(self, args: Sequence[str] | None = None, **kwargs: Any) -> None:
         from minitrain.comm.mpi.abort import end_together
 
-        _open_closed_streams()
+        words = list(sys.argv[1:] if args is None else args)
+        try:
+            launched()
+        except UserError as error:
+            fail(str(error), 2)
+        if not words or words[0] in ALONE or words[0].startswith("-"):
+            if not output.first():
+                sys.exit(0)
+            self._run(words, **kwargs)
         with end_together():
-            try:
-                status = super().main(*args, **{**kwargs, "standalone_mode": False})
-            except click.ClickException as error:
-                fail(error.format_message(), error.exit_code)
-            except UserError as error:
-                fail(str(error), 2)
-            except click.Abort:
-                sys.exit(130)
-            except Exception as error:
-                _end(fault(error), 3)
-            sys.exit(status if isinstance(status, int) else 0)
+            self._run(words, **kwargs)
 
-
-def _open_closed_streams() -> None:
-    """What is written to a stream that the caller has closed (`2>&-`) goes nowhere.
-
-    Its number must not stay free either: the next file that is opened would get it, and with it
-    whatever a library prints.
-    """
-    for name in ("stdin", "stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115
-
-
-def say(line: str) -> None:
-    """A line on stderr, on the first rank alone; nobody need read it."""
-    launch = launched()
-    if launch is not None and launch.rank != 0:
-        return
-    try:
-        click.echo(line, err=True)
-    except RuntimeError:
-        pass  # a signal handler's word while another one is being written
-    except OSError:  # what reads has gone, and with it all that is still in the buffer
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
-
-
-def tell(text: str) -> None:
-    """A result, on stdout.
-
-    Raises:
-        UserError: what stdout is written to takes no more, such as a full disk.
-    """
-    try:
-        click.echo(text)
-    except BrokenPipeError:  # what reads has had enough; click ends the command then
-        raise
-    except OSError as error:
-        raise UserError(f"cannot write to stdout: {error.strerror}") from error
+    def _run(self, args: Sequence[str], **kwargs: Any) -> NoReturn:
+        try:
+            status = super().main(args, **{**kwargs, "standalone_mode": False})
+        except click.ClickException as error:
+            fail(error.format_message(), error.exit_code)
+        except UserError as error:
+            fail(str(error), 2)
+        except click.Abort:
+            sys.exit(130)
+        except Exception as error:
+            _end(fault(error), 3)
+        sys.exit(status if isinstance(status, int) else 0)
 
 
 def fail(message: str, status: int) -> NoReturn:
@@ -119,10 +109,9 @@ def fault(error: Exception) -> str:
 def _end(words: str, status: int) -> NoReturn:
     """Say why on stderr, and exit. Where all ranks fail, the first one speaks."""
     leave = SystemExit(status)
-    launch = launched()
-    if launch is not None and launch.rank != 0:
+    if not output.first():
         leave.add_note(words)  # end_together prints it if this rank is the only one that fails
-    say(words)
+    output.say(words)
     raise leave
 
 

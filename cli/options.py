@@ -12,6 +12,8 @@ from minitrain.train.config.option import NONE, Option
 from minitrain.train.config.resolve import PRESETS, resolve
 from minitrain.train.config.sections import OPTIONS, RunConfig
 
+from .arguments import given
+
 _METAVARS = {int: "INTEGER", float: "NUMBER", str: "TEXT"}
 
 
@@ -53,9 +55,14 @@ def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--preset", type=click.Choice(list(PRESETS)), help="Where the defaults come from. [cpu]"
         ),
-        click.option("--config", metavar="FILE", help="Read options from a TOML file."),
+        click.option("--config", type=given, metavar="FILE", help="Read options from a TOML file."),
         click.option(
-            "--set", "set_", multiple=True, metavar="KEY=VALUE", help="Such as optimizer.lr=1e-4."
+            "--set",
+            "set_",
+            type=given,
+            multiple=True,
+            metavar="KEY=VALUE",
+            help="Such as optimizer.lr=1e-4.",
         ),
         *map(_click_option, OPTIONS.values()),
     ]
@@ -70,7 +77,7 @@ def _click_option(option: Option) -> Callable[[Callable[..., Any]], Callable[...
     metavar = f"[{'|'.join(option.choices)}]" if option.choices else _METAVARS[option.kind]
     name = "--" + option.flag.replace("_", "-")
     summary = f"{option.help[0].upper()}{option.help[1:]}. [{_defaults(option)}]"
-    return click.option(name, option.flag, metavar=metavar, help=summary)
+    return click.option(name, option.flag, type=given, metavar=metavar, help=summary)
 
 
 def _defaults(option: Option) -> str:

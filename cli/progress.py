@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from .main import say
+from .output import say
 
 LINES = 20  # plain lines of a whole run, beside those of evaluations
 
@@ -24,10 +25,13 @@ class RunProgress:
         steps: how many the run has.
         done: how many are done already.
         unit: what a token is called, for the loss: "byte" for the byte tokenizer.
+        introduction: the lines to begin with, once the run has its folder.
     """
 
-    def __init__(self, steps: int, done: int, unit: str):
+    def __init__(self, steps: int, done: int, unit: str,
+                 introduction: Callable[[Path], Iterable[str]] = lambda folder: ()):  # fmt: skip
         self.steps, self.done, self.unit = steps, done, unit
+        self.introduction = introduction
         self.console = Console(stderr=True, highlight=False)
         self.live: Progress | None = None
         self.task = TaskID(0)
@@ -58,6 +62,11 @@ class RunProgress:
             self.live.console.print(line, markup=False)
         else:
             say(line)
+
+    def opened(self, folder: Path) -> None:
+        """What the run is about to do."""
+        for line in self.introduction(folder):
+            self.say(line)
 
     def step(self, record: dict[str, Any]) -> None:
         """Move the live line on, or write a plain line now and then."""

@@ -17,6 +17,8 @@ from minitrain.comm.mpi.launch import launched, mpiexec_command
 from minitrain.comm.mpi.options import MPIOptions
 from minitrain.layout import AXES, Layout, LayoutError
 
+from .arguments import given
+
 if TYPE_CHECKING:
     from minitrain.comm.group import Group
 
@@ -75,8 +77,8 @@ class Ranks(NamedTuple):
         return array_module(self.device)
 
     def launch(self) -> None:
-        """Where MPI is asked for and not yet there, become an mpiexec that runs the same command
-        again on every rank. To be called once the command is known to be right.
+        """Where MPI is asked for and not yet there, become a `job` that runs the same command again
+        on every rank. To be called once the command is known to be right.
 
         Raises:
             LauncherError: there is no mpiexec, or no mpi4py.
@@ -84,15 +86,18 @@ class Ranks(NamedTuple):
         if self.backend == "mpi" and self.layout.size > 1 and not self.under_mpi:
             if importlib.util.find_spec("mpi4py") is None:
                 raise LauncherError("--backend mpi needs mpi4py: pip install 'minitrain[mpi]'")
-            command = [*mpiexec_command(self.layout.size), sys.executable, "-m", "minitrain_cli"]
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os.execv(command[0], command + sys.argv[1:])
+            # -P: a random.py in the folder where the user works is none of ours.
+            python = [sys.executable, "-P", "-m"]
+            ranks = [*mpiexec_command(self.layout.size), *python, "minitrain_cli", *sys.argv[1:]]
+            os.execv(sys.executable, [*python, "minitrain_cli.job", *ranks])
 
-    def run(self, function: Callable[..., T], *args: Any, largest: float) -> T:
+    def run(self, function: Callable[..., T], *args: Any, largest: float, blas: int = 0,
+            synchronous: bool = False) -> T:  # fmt: skip
         """function(group, *args) on every rank; the result of rank 0 (or of this MPI process).
 
-        largest: operations of a rank's largest matrix product, which BLAS gets threads for.
+        largest: operations of a rank's largest matrix product, by which BLAS gets threads; or blas.
+        synchronous: sends of thread ranks wait for their receive, so that a program which relies
+            on their being kept meanwhile comes to a deadlock.
         """
         from minitrain.comm import run_ranks, world
         from minitrain.machine import (
@@ -109,11 +114,11 @@ class Ranks(NamedTuple):
 
         if self.backend == "mpi":
             group = world(self.options)
-            if largest < SMALL_PRODUCT:
-                set_blas_threads(1)
+            if blas or largest < SMALL_PRODUCT:
+                set_blas_threads(blas or 1)
             return on_device(group)
-        blas = fitting_blas_threads(largest, self.layout.size)
-        return run_ranks(self.layout.size, on_device, blas=blas)[0]
+        blas = blas or fitting_blas_threads(largest, self.layout.size)
+        return run_ranks(self.layout.size, on_device, blas=blas, synchronous=synchronous)[0]
 
 
 def rank_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -157,7 +162,7 @@ def _added(
 
 
 _LAYOUT_OPTIONS = (
-    click.option("--layout", metavar="WORDS", help="Such as dp2 or dp2,tp2,sp. [dpN]"),
+    click.option("--layout", type=given, metavar="WORDS", help="Such as dp2 or dp2,tp2,sp. [dpN]"),
     *[
         click.option(f"--{axis}", type=click.IntRange(1), help=f"The same as {axis}N in --layout.")
         for axis in _SIZES
@@ -235,7 +240,7 @@ def read_ranks(text: str | None, words: list[str], request: RankRequest) -> Rank
     layout = Layout.parse(text) if text else Layout(dp=count or 1)
     layout.check(ranks=count)
     backend = "mpi" if under > 1 else backend or "threads"
-    if backend == "threads" and launch is None:
+    if backend == "threads" and (launch is None or request.backend == "threads"):
         _refuse_mpi_options(options)
     return Ranks(layout, backend, under > 1, device, options)
 

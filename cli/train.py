@@ -14,19 +14,25 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .main import fail, say, tell
+from .arguments import check_here, given
+from .main import fail
+from .memory import MemorySizeError, check_fits, memory_for, memory_of
 from .options import ConfigSources, config_options
+from .output import say, tell
 from .ranks import Ranks, rank_options
 
 if TYPE_CHECKING:
     from minitrain.comm.group import Group
+    from minitrain.layout import Layout
     from minitrain.train.config.sections import RunConfig
     from minitrain.train.folder import RunFolder
     from minitrain.train.loop import Outcome, Run, Stop
 
 
 @click.command()
-@click.option("--run-dir", metavar="DIR", help="Where the run is kept. [runs/NNNN-PRESET]")
+@click.option(
+    "--run-dir", type=given, metavar="DIR", help="Where the run is kept. [runs/NNNN-PRESET]"
+)
 @click.option("--resume", is_flag=True, help="Go on with the run in --run-dir, or the newest one.")
 @click.option("--json", "as_json", is_flag=True, help="End with the results as one JSON value.")
 @rank_options
@@ -40,8 +46,10 @@ def train(
     GPT on the language documentation that this Python carries, for two thousand steps.
 
     Exit status: 0 done, 1 it cannot go on (not finite, a full disk), 2 usage, 3 a fault of
-    minitrain; 130 or 143 if it was stopped by a signal.
+    minitrain; 128 + its number if a signal stopped it, such as 130 or 143. What cannot be written
+    to stderr is no reason to end; results that cannot be written to stdout are status 2.
     """
+    check_here()
     run = _prepare(given, ranks, run_dir, resume)
     ranks.launch()
     outcome = _run(ranks, run)
@@ -56,9 +64,9 @@ def _run(ranks: Ranks, run: Run) -> Outcome:
     from minitrain.train.step import TrainingError
 
     try:
-        with _graceful_stop(run.stop):
-            return ranks.run(_rank, run, largest=_largest_product(run))
-    except (TrainingError, WriteError) as error:
+        with _graceful_stop(run.stop), memory_of(run):
+            return ranks.run(_rank, run, largest=_largest_product(run), blas=run.blas or 0)
+    except (TrainingError, WriteError, MemorySizeError) as error:
         fail(str(error), 1)
 
 
@@ -76,31 +84,71 @@ def _largest_product(run: Run) -> float:
 def _prepare(given: ConfigSources, ranks: Ranks, run_dir: str | None, resume: bool) -> Run:
     """Everything that can be refused, before anything is written or sent."""
     from minitrain.array import keep_memory
+    from minitrain.machine import cores
     from minitrain.parallel.table import check_layout
     from minitrain.train.build import sizes_of
+    from minitrain.train.checkpoint.manifest import read_manifest
     from minitrain.train.checkpoint.weights import load_tokenizer
     from minitrain.train.config.resolve import notes as config_notes
     from minitrain.train.data.text import Corpus
     from minitrain.train.loop import Run
-    from minitrain.train.resume import check_same
+    from minitrain.train.resume import blas_before, check_same
 
     keep_memory()
     xp = ranks.array_module()
+    _check_readable_by_all(ranks, given.file)
     config, at, start, notes = _start(given, run_dir, resume)
+    _check_readable_by_all(ranks, config.data.path, config.data.tokenizer)
     # A run that goes on has its tokenizer in the checkpoint, trained or not.
     tokenizer = load_tokenizer(start) if start else config.data.tokenizer
-    corpus = Corpus.load(config.data.path, config.model.context, tokenizer)
+    only = read_manifest(start).sources if start else None
+    with memory_for("the text", "give --data less of it, or ids in a .bin file, which is mapped"):
+        corpus = Corpus.load(config.data.path, config.model.context, tokenizer, only)
     check_layout(
         ranks.layout,
         sizes_of(config.model, corpus.tokenizer.vocab),
         batch=config.data.batch,
         micro_batches=config.data.micro_batches,
+        stages=config.run.stage_sizes,
         frozen=config.optimizer.frozen_patterns,
     )
+    blas = None
     if start:
         notes += check_same(start, corpus, ranks.layout)
-    notes += [*config_notes(config), *corpus.notes]
-    return Run(config, ranks.layout, corpus, at, start, tuple(notes), xp)
+        here = cores() // (1 if ranks.backend == "mpi" else ranks.layout.size)
+        blas, more = blas_before(start, ranks.layout, max(1, here))
+        notes += more
+    notes += [*config_notes(config), *corpus.notes, *_idle_stages(ranks.layout, config)]
+    run = Run(config, ranks.layout, corpus, at, start, tuple(notes), xp, blas)
+    check_fits(run, processes=ranks.backend == "mpi")
+    return run
+
+
+def _check_readable_by_all(ranks: Ranks, *paths: str | None) -> None:
+    """Refuse what only one process can read where each MPI rank reads it: the others would hang."""
+    from minitrain.train.data.reading import TextError, once_only
+
+    if ranks.backend != "mpi":
+        return
+    for path in paths:
+        if path is not None and (kind := once_only(path)):
+            raise TextError(
+                f"{path} is {kind}, which can be read once only, but each MPI rank reads it; keep "
+                "its content in a file and give that, or leave out --backend mpi"
+            )
+
+
+def _idle_stages(layout: Layout, config: RunConfig) -> Iterator[str]:
+    """A note where a pipeline has fewer micro-batches than stages, with a number that divides."""
+    data = config.data
+    rows = data.batch // layout.data_ranks
+    if data.micro_batches < layout.pp:
+        more = next((m for m in range(layout.pp, rows + 1) if rows % m == 0), None)
+        fix = f"--micro-batches {more} keeps them busy" if more else "a larger --batch has more"
+        yield (
+            f"{data.micro_batches} micro-batch(es) for {layout.pp} stages, so some stages always "
+            f"wait; {fix}"
+        )
 
 
 def _start(
@@ -138,17 +186,20 @@ def _rank(group: Group, run: Run) -> Outcome:
 
     done = step_of(run.start) if run.start else 0
     unit = "byte" if run.corpus.tokenizer.spec == "byte" else "token"
-    with RunProgress(run.config.run.steps, done, unit) as progress:
-        for line in (*_introduction(run), *Mesh(group, run.layout).advice()):
-            progress.say(line)
+
+    def introduction(folder: Path) -> Iterator[str]:
+        yield from _introduction(run, folder)
+        yield from Mesh(group, run.layout).advice()
+
+    with RunProgress(run.config.run.steps, done, unit, introduction) as progress:
         return train_run(group, run, progress)
 
 
-def _introduction(run: Run) -> Iterator[str]:
+def _introduction(run: Run, folder: Path) -> Iterator[str]:
     """What a run is about to do, and what its loss will have to be compared with."""
     from minitrain.train.data.baselines import baselines
 
-    yield f"run {run.folder.path}, layout {run.layout}" + (
+    yield f"run {folder}, layout {run.layout}" + (
         f", going on from {run.start.name}" if run.start else ""
     )
     yield from _memory(run)
@@ -182,17 +233,28 @@ def _memory(run: Run) -> Iterator[str]:
     yield f"a rank holds {bytes_of.total / 1e6:.2f} MB: {parts}"
 
 
+STOPS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")
+"""What asks a run to end: a person, a scheduler before its time is over, a terminal that goes."""
+
+
 @contextmanager
 def _graceful_stop(stop: Stop) -> Iterator[None]:
-    """The first Ctrl-C or SIGTERM lets the step end and saves; the second ends at once."""
+    """The first signal lets the step end and saves; a second SIGINT or SIGTERM ends at once.
+
+    The others come several times of their own accord: SIGHUP from the terminal and from its shell,
+    SIGXCPU each second. One that is ignored from the start (nohup, a script's `train &`) stays so.
+    """
 
     def handle(number: int, frame: object) -> None:
-        if stop.signal:
+        if stop.signal and number in (signal.SIGINT, signal.SIGTERM):
             sys.exit(128 + number)
-        stop.signal = number
-        say("stopping after this step; once more to stop at once")
+        if not stop.signal:
+            stop.signal = number
+            say("stopping after this step; once more to stop at once")
 
-    outer = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [getattr(signal, name) for name in STOPS if hasattr(signal, name)]
+    heard = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
+    outer = {number: signal.signal(number, handle) for number in heard}
     try:
         yield
     finally:
@@ -204,19 +266,20 @@ def _report(run: Run, outcome: Outcome, as_json: bool) -> None:
     """The results, on stdout."""
     from minitrain.train.checkpoint import files
     from minitrain.train.data.tokenizer import show
+    from minitrain.train.folder import RunFolder
     from minitrain.train.generate import Sampling
     from minitrain.train.sample import sample
 
-    at = run.folder.path
+    at = Path(outcome.run_dir)
     if outcome.stopped:  # in a hurry
         tell(f"{at}: stopped after {outcome.steps} of {run.config.run.steps} steps")
         tell(f"go on with: minitrain train --resume --run-dir {shlex.quote(str(at))}")
     else:
-        path = files.newest(run.folder.checkpoints)
+        path = files.newest(RunFolder(at).checkpoints)
         assert path is not None
         tell(show(sample(path, 200, Sampling(), xp=run.xp).text, sys.stdout.encoding))
         bits, nats = outcome.val_bits_per_byte, outcome.val_loss
         held_out = f"{nats:.3f} nats/token" if bits is None else f"{bits:.3f} bits/byte"
         tell(f"{at}: {outcome.steps} steps, held out {held_out}")
     if as_json:
-        tell(json.dumps({"run_dir": str(at), **asdict(outcome)}))
+        tell(json.dumps(asdict(outcome)))

@@ -11,8 +11,9 @@ import click
 from minitrain.comm.errors import LauncherError
 from minitrain.layout import Layout, LayoutError
 
+from .arguments import given
 from .main import fault as fault_words
-from .main import tell
+from .output import complain, tell
 from .ranks import RankRequest, Ranks, read_ranks, request_options
 
 if TYPE_CHECKING:
@@ -21,28 +22,40 @@ if TYPE_CHECKING:
     from minitrain.oracle.task import Task
     from minitrain.oracle.verify import Report
 
-DEFAULT = ("dp1", "dp2", "dp3", "dp4", "tp2", "tp3,sp", "dp2,tp2,sp")
+DEFAULT = (
+    *("dp1", "dp2", "dp3", "dp4", "tp2", "tp3,sp", "dp2,tp2,sp"),
+    *("pp2", "pp2,interleaved", "pp3,zb-h1", "pp2,zb-v", "dp2,pp2,tp2,sp"),
+)
 EQUAL, DIFFERENT, USAGE, BROKEN = range(4)
 
 
 @click.command()
-@click.argument("layouts", nargs=-1, metavar="[LAYOUT]...")
-@click.option("--layout", "more", multiple=True, metavar="WORDS", help="The same as an argument.")
+@click.argument("layouts", type=given, nargs=-1, metavar="[LAYOUT]...")
+@click.option(
+    "--layout",
+    "more",
+    type=given,
+    multiple=True,
+    metavar="WORDS",
+    help="The same as an argument.",
+)
 @request_options
 @click.option("--steps", type=click.IntRange(1), default=4, help="Steps with each optimizer. [4]")
-@click.option("--micro-batches", type=click.IntRange(1), default=2, help="Parts of a batch. [2]")
+@click.option(
+    "--micro-batches", type=click.IntRange(1), help="Parts of a batch. [2; 4 with a pipeline]"
+)
 @click.option(
     "--family", type=click.Choice(["gpt", "llama"]), default="gpt", help="What is trained. [gpt]"
 )
 @click.option("--seed", type=click.IntRange(0), default=0, help="Of weights, data, dropout. [0]")
-@click.option("--fault", metavar="NAME", help="Plant a known fault, to see it found.")
+@click.option("--fault", type=given, metavar="NAME", help="Plant a known fault, to see it found.")
 @click.option("--json", "as_json", is_flag=True, help="End with the results as one JSON value.")
 def verify(
     layouts: tuple[str, ...],
     more: tuple[str, ...],
     request: RankRequest,
     steps: int,
-    micro_batches: int,
+    micro_batches: int | None,
     family: str,
     seed: int,
     fault: str | None,
@@ -54,16 +67,19 @@ def verify(
     and with AdamW, dropout (of a GPT) and clipping on. Every loss, gradient, norm, weight and
     moment of every rank must equal that of one device up to rounding.
 
-    Exit status: 0 all equal, 1 a tensor differs, 2 usage, 3 a hang or a crash.
+    Exit status: 0 all equal, 1 a tensor differs, 2 usage, or a verdict that cannot be written to
+    stdout, 3 a hang or a crash.
     """
     chosen = _layouts((*layouts, *more), request)
     xp = chosen[0].array_module()
-    task = _task(chosen, family, steps, micro_batches, seed, fault)
+    tasks = _tasks(chosen, family, steps, micro_batches, seed, fault)
     chosen[0].launch()
     verdicts, status = [], EQUAL
-    reference = task.reference()
-    for ranks in chosen:
-        verdict, found = _judge(ranks, task, reference, xp, fault)
+    references: dict[int, dict[str, Trace]] = {}
+    for ranks, task in zip(chosen, tasks, strict=True):
+        if task.micro_batches not in references:
+            references[task.micro_batches] = task.reference()
+        verdict, found = _judge(ranks, task, references[task.micro_batches], xp, fault)
         verdicts.append(verdict)
         status = max(status, found)
     if as_json and chosen[0].first:
@@ -79,21 +95,28 @@ def _layouts(texts: tuple[str, ...], request: RankRequest) -> list[Ranks]:
     return [read_ranks(text, [], request) for text in texts or DEFAULT]
 
 
-def _task(
-    chosen: list[Ranks], family: str, steps: int, micro_batches: int, seed: int, fault: str | None
-) -> Task:
-    """What is trained, once it is known that every layout can."""
+def _tasks(
+    chosen: list[Ranks],
+    family: str,
+    steps: int,
+    micro_batches: int | None,
+    seed: int,
+    fault: str | None,
+) -> list[Task]:
+    """What is trained on each layout, once it is known that every layout can."""
     from minitrain.oracle.faults import check_name
-    from minitrain.oracle.task import FAMILIES, Task
+    from minitrain.oracle.task import FAMILIES, Task, micro_batches_of
     from minitrain.parallel.table import check_layout
 
     check_name(fault)
-    task = Task(model=FAMILIES[family], steps=steps, micro_batches=micro_batches, seed=seed)
     if len(chosen) > 1 and any(ranks.backend == "mpi" for ranks in chosen):
         raise LayoutError("--backend mpi verifies one layout at a time; give one")
+    tasks = []
     for ranks in chosen:
-        check_layout(ranks.layout, task.model, micro_batches=task.micro_batches)
-    return task
+        count = micro_batches or micro_batches_of(ranks.layout)
+        check_layout(ranks.layout, FAMILIES[family], micro_batches=count)
+        tasks.append(Task(FAMILIES[family], steps=steps, micro_batches=count, seed=seed))
+    return tasks
 
 
 def _judge(
@@ -105,7 +128,7 @@ def _judge(
 
     try:
         with planted(fault):
-            rows = ranks.run(_rank, ranks.layout, task, reference, xp, largest=0)
+            rows = ranks.run(_rank, ranks.layout, task, reference, xp, largest=0, synchronous=True)
             report = Report(str(ranks.layout), rows)
     except LauncherError:
         raise
@@ -124,7 +147,7 @@ def _rank(group: Group, layout: Layout, task: Task, reference: dict[str, Trace],
 
 def _broken(ranks: Ranks, error: Exception) -> dict[str, Any]:
     """The traceback of a hang or a crash, on whichever rank it was, and the verdict as JSON."""
-    click.echo(fault_words(error), err=True)
+    complain(fault_words(error))
     reason = f"{type(error).__name__}: {error}"
     if ranks.first:
         tell(f"{ranks.layout}: BROKEN, {reason.splitlines()[0]}")

@@ -18,7 +18,7 @@ def ring_all_reduce(group: Group, x: np.ndarray[Any, Any]) -> list[np.ndarray[An
 
                  rank 0           rank 1           rank 2
         start      1   2   3       10  20  30      100 200 300
-        step 1     1 202   3       10  20  33      110 200 300    200, 3 and 10 have moved right
+        step 1     1 202   3       10  20  33      110 200 300    sums of two
         step 2   111 202   3       10 222  33      110 200 333    each rank has one whole sum
         step 3   111 202 333      111 222  33      110 222 333    the sums move right
         step 4   111 222 333      111 222 333      111 222 333

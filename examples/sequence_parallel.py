@@ -9,29 +9,26 @@ reduce-scatter, half by all-gather), and less memory, since nothing but a layer'
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
-from minitrain.batch import Batch
-from minitrain.comm import Group, launched, run_ranks, world
-from minitrain.layout import Layout
-from minitrain.nn import GPT, GPTConfig
+import minitrain as mt
+from minitrain.comm import Group, launched, world
 from minitrain.optim import SGD
-from minitrain.parallel import Mesh, parallelize
-from minitrain.planner.memory import Model, held, korthikanti
+from minitrain.planner.memory import held, korthikanti
 from minitrain.train.step import Stepper
 
-CONFIG = GPTConfig(vocab=64, context=32, layers=2, heads=8, width=64, dropout=0.1)
+CONFIG = mt.nn.GPTConfig(vocab=64, context=32, layers=2, heads=8, width=64, dropout=0.1)
 SIZE, STEPS = 4, 3  # sequences of a batch, steps
 
 
-def batch(step: int) -> Batch:
+def batch(step: int) -> mt.Batch:
     """Sequences in which every token follows from the one before."""
     starts = np.random.default_rng(step).integers(0, CONFIG.vocab, (SIZE, 1))
     ids = (starts + 7 * np.arange(CONFIG.context + 1)) % CONFIG.vocab
-    return Batch(ids[:, :-1].copy(), ids[:, 1:].copy(), np.arange(SIZE), step, SIZE)
+    return mt.Batch.of(ids[:, :-1], ids[:, 1:], step=step)
 
 
 class Seen(NamedTuple):
@@ -44,8 +41,8 @@ class Seen(NamedTuple):
 
 def train(group: Group, sp: bool) -> Seen:
     """Train as one of the ranks. Dropout's masks are those of one device, whoever draws them."""
-    mesh = Mesh(group, Layout(tp=group.size, sp=sp))
-    model = parallelize(GPT(CONFIG), mesh, seed=0, dtype="float64")
+    mesh = mt.Mesh(group, mt.Layout(tp=group.size, sp=sp))
+    model = mt.parallelize(mt.nn.GPT(CONFIG), mesh, seed=0, dtype="float64")
     stepper = Stepper(model, SGD(momentum=0.9), schedule=lambda update: 0.1, clip=None)
     losses = [stepper.step(batch(step)).loss for step in range(STEPS)]
     with group.ledger() as ledger:
@@ -60,19 +57,18 @@ def train(group: Group, sp: bool) -> Seen:
 
 def print_memory(ranks: int) -> None:
     """Activations of a layer when the forward ends: measured by the tests to be this formula."""
-    values = {"family": "gpt", **asdict(CONFIG)}
-    model, longer = Model.of(values), Model.of({**values, "layers": CONFIG.layers + 1})
+    longer = replace(CONFIG, layers=CONFIG.layers + 1)
     sbh = SIZE * CONFIG.context * CONFIG.width
     print("\nfp16 bytes a layer that wait for the backward, in s·b·h, on each rank")
     print("                      here    Korthikanti et al. 2022, selective   and without")
     for sp in (False, True):
-        layout = Layout(tp=ranks, sp=sp)
+        layout = mt.Layout(tp=ranks, sp=sp)
         less, more = (
-            held(m, layout, batch=SIZE, length=CONFIG.context, dtype="float16").activations
-            for m in (model, longer)
+            held(config, layout, batch=SIZE, length=CONFIG.context, dtype="float16").activations
+            for config in (CONFIG, longer)
         )
         paper = [
-            korthikanti(model, ranks, batch=SIZE, length=CONFIG.context, sp=sp, recompute=kept)
+            korthikanti(CONFIG, ranks, batch=SIZE, length=CONFIG.context, sp=sp, recompute=kept)
             for kept in ("selective", "none")
         ]
         print(
@@ -83,10 +79,12 @@ def print_memory(ranks: int) -> None:
 
 def main() -> None:
     """Train with tensor parallelism, then with sequence parallelism too, and compare."""
-    [one] = run_ranks(1, train, False)
+    [one] = mt.run_ranks(1, train, False)
     group = world() if launched() else None
     ranks = group.size if group else 4
-    tp, sp = (train(group, on) if group else run_ranks(ranks, train, on)[0] for on in (False, True))
+    tp, sp = (
+        train(group, on) if group else mt.run_ranks(ranks, train, on)[0] for on in (False, True)
+    )
     if group and group.rank != 0:
         return
     print(f"loss   one rank          tp{ranks}               tp{ranks},sp")

@@ -12,24 +12,22 @@ from typing import NamedTuple
 
 import numpy as np
 
-from minitrain.batch import Batch
-from minitrain.comm import Group, launched, run_ranks, world
-from minitrain.layout import Layout
-from minitrain.nn import GPT, GPTConfig
+import minitrain as mt
+from minitrain.comm import Group, launched, world
 from minitrain.optim import AdamW
-from minitrain.parallel import Mesh, ParallelModel, parallelize
+from minitrain.parallel import ParallelModel
 from minitrain.train.step import Stepper
 
 # 6 heads, 50 token ids and 90 features do not divide by 4: the first ranks get one more.
-CONFIG = GPTConfig(vocab=50, context=32, layers=2, heads=6, width=24, hidden=90)
+CONFIG = mt.nn.GPTConfig(vocab=50, context=32, layers=2, heads=6, width=24, hidden=90)
 SIZE, STEPS = 6, 4  # sequences of a batch, steps
 
 
-def batch(step: int) -> Batch:
+def batch(step: int) -> mt.Batch:
     """Sequences in which every token follows from the one before."""
     starts = np.random.default_rng(step).integers(0, CONFIG.vocab, (SIZE, 1))
     ids = (starts + 7 * np.arange(CONFIG.context + 1)) % CONFIG.vocab
-    return Batch(ids[:, :-1].copy(), ids[:, 1:].copy(), np.arange(SIZE), step, SIZE)
+    return mt.Batch.of(ids[:, :-1], ids[:, 1:], step=step)
 
 
 class Seen(NamedTuple):
@@ -42,8 +40,8 @@ class Seen(NamedTuple):
 
 def train(group: Group) -> Seen:
     """Train as one of the ranks."""
-    mesh = Mesh(group, Layout(tp=group.size))
-    model = parallelize(GPT(CONFIG), mesh, seed=0, dtype="float64")
+    mesh = mt.Mesh(group, mt.Layout(tp=group.size))
+    model = mt.parallelize(mt.nn.GPT(CONFIG), mesh, seed=0, dtype="float64")
     stepper = Stepper(model, AdamW(), schedule=lambda update: 1e-2, clip=None)
     losses = [stepper.step(batch(step)).loss for step in range(STEPS)]
     with group.ledger() as ledger:
@@ -63,9 +61,9 @@ def print_holders(model: ParallelModel) -> None:
         shape, ranks = parameter.declared, range(model.mesh.layout.tp)
         held = [
             " ".join(
-                f"{start}:{stop}" if (start, stop) != (0, size) else ":"
-                for (start, stop), size in zip(
-                    parameter.placement.slices(shape, model.mesh.coordinates | {"tp": rank}),
+                f"{span.start}:{span.stop}" if span != slice(0, size) else ":"
+                for span, size in zip(
+                    parameter.placement.piece(shape, model.mesh.coordinates | {"tp": rank}).spans,
                     shape,
                     strict=True,
                 )
@@ -90,9 +88,9 @@ def print_sent(sent: dict[str, int], ranks: int) -> None:
 
 def main() -> None:
     """Train on one rank and on several, and compare."""
-    [one] = run_ranks(1, train)
+    [one] = mt.run_ranks(1, train)
     group = world() if launched() else None
-    several = train(group) if group else run_ranks(4, train)[0]
+    several = train(group) if group else mt.run_ranks(4, train)[0]
     if group and group.rank != 0:
         return
     ranks = several.model.mesh.layout.tp

@@ -16,6 +16,9 @@ import numpy as np
 # One name for an array of either kind. CuPy has no type hints, so it is Any.
 Array: TypeAlias = Any
 
+# What bfloat16 is made of in two roundings.
+_WIDER = [np.dtype(name) for name in ("float64", "int32", "uint32", "int64", "uint64")]
+
 FLOATS = ("float64", "float32")
 
 
@@ -59,6 +62,32 @@ def stream(*names: object) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=digest(*names)))
 
 
+def cast(x: Array, dtype: Any) -> Array:
+    """x in another dtype, rounded once; a copy.
+
+    ml_dtypes makes bfloat16 of float64 by way of float32, which rounds twice: 1 + 2⁻⁸ + 2⁻⁴⁰
+    becomes 1 + 2⁻⁸, a tie, and then 1. So the first rounding here is to odd (Boldo and Melquiond
+    2008, "Emulation of FMA and correctly rounded sums", section 3): towards 0, with the last bit
+    set if anything was cut off, which keeps the second from seeing a tie that is none.
+    """
+    dtype = np.dtype(dtype)
+    if dtype.kind != "V" or namespace(x) is not np or x.dtype not in _WIDER:
+        return x.astype(dtype)
+    exact = np.atleast_1d(x.astype(np.float64))
+    with np.errstate(over="ignore", under="ignore"):
+        bits = exact.astype(np.float32).view(np.uint32)
+    bits -= np.abs(bits.view(np.float32)) > np.abs(exact)
+    bits |= (bits.view(np.float32) != exact) & ~np.isnan(exact)
+    return bits.view(np.float32).reshape(x.shape).astype(dtype)
+
+
+def check_integers(name: str, x: Array) -> Array:
+    """x, refused if it is not made of integers: a fraction would be cut off in silence."""
+    if x.size and x.dtype.kind not in "iu":  # an empty list is an array of floats
+        raise ValueError(f"{name} must be integers, got {x.dtype}")
+    return x
+
+
 def _mix(h: Array) -> Array:
     """MurmurHash3's finalizer, in place: every bit of h comes to depend on every other.
 
@@ -83,7 +112,8 @@ def hash_grid(key: int, *axes: Array) -> Array:
     h = xp.asarray(key & 0xFFFFFFFF, dtype=np.uint32)
     for depth, axis in enumerate(axes, start=1):
         salt = np.uint32((depth * 0x9E3779B9 + (key >> 32)) & 0xFFFFFFFF)
-        index = _mix(xp.asarray(xp.asarray(axis).astype(np.uint32) ^ salt))
+        axis = check_integers("the indices of a grid", xp.asarray(axis))
+        index = _mix(xp.asarray(axis.astype(np.uint32) ^ salt))
         h = _mix(xp.asarray(h ^ index))
     return h
 

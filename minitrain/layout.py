@@ -19,8 +19,8 @@ AXES = ("dp", "pp", "shard", "cp", "tp")
 CP_KINDS = ("ring", "zigzag", "ulysses", "gather")
 
 # These hold several pieces of the model on a stage: two where the layout does not say.
-_CHUNKED = ("interleaved", "zb-v", "v-half", "v-min", "dualpipe", "dualpipe-v")
-SCHEDULES = ("gpipe", "1f1b", "zb-h1", "zb-h2", *_CHUNKED)
+_CHUNKED = ("interleaved", "zb-v", "v-half", "v-min", "dualpipe-v")
+SCHEDULES = ("gpipe", "1f1b", "zb-h1", "zb-h2", *_CHUNKED, "zb-auto")
 # A word that says how an axis is used needs that axis beside it: `dp4,zero3` is no ZeRO over dp.
 _OWNER = {
     **dict.fromkeys(("zero", "owner", "keep"), "shard"),

@@ -45,6 +45,12 @@ def set_blas_threads(n: int) -> None:
         _blas().limit(limits=max(1, n), user_api="blas")
 
 
+def blas_threads_now() -> int:
+    """The threads that BLAS computes with, whoever has set them; 0 where nothing tells."""
+    found = [lib["num_threads"] for lib in _blas().info() if lib["user_api"] == "blas"]
+    return max(found, default=0)
+
+
 SMALL_PRODUCT = 2e8
 """Operations of a matrix product, some 2 ms of one core, below which BLAS should not share it."""
 

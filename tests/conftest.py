@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import hypothesis
 import pytest
+
+# Tests start their own ranks, and are none, though a batch job or a launcher may have started them.
+for _name in [name for name in os.environ if name.startswith(("PMI", "OMPI_", "MV2_", "SLURM_"))]:
+    del os.environ[_name]
 
 hypothesis.settings.register_profile(
     "ci", derandomize=True, deadline=None, database=None, max_examples=30

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+
+from minitrain.comm import run_ranks
+from minitrain.oracle import NANO, verify
+from minitrain.parallel import regions
 
 FOLDER = Path(__file__).parents[1] / "examples"
 EXAMPLES = sorted(path.name for path in FOLDER.glob("*.py"))
@@ -59,6 +66,55 @@ def test_sequence_parallelism_sends_the_same_bytes_and_holds_less(tmp_path: Path
     assert sum(tp for tp, _ in sent) == sum(sp for _, sp in sent) > 0
     held = [float(line.split()[1]) for line in text.splitlines()[-2:]]
     assert held[1] < held[0]
+
+
+def numbers(text: str) -> list[list[int]]:
+    """The numbers in each line that begins with a step, without the step's own."""
+    rows = re.findall(r"^ *(?:start|step \d+) ((?: +\d+)+)", text, re.M)
+    return [list(map(int, row.split())) for row in rows]
+
+
+def test_the_ring_adds_step_by_step_as_its_docstring_works_out(tmp_path: Path) -> None:
+    """The docstring's table on 3 ranks, the output on 4, and uneven segments of floats."""
+    assert len((FOLDER / "ring.py").read_text("utf-8").splitlines()) <= 55
+    ring: Any = runpy.run_path(str(FOLDER / "ring.py"))["ring_all_reduce"]
+
+    def steps(size: int) -> list[list[int]]:
+        arrays = [np.arange(1, size + 1) * 10**rank for rank in range(size)]
+        held = run_ranks(size, lambda group: ring(group, arrays[group.rank]))
+        return [np.concatenate(step).tolist() for step in zip(*held, strict=True)]
+
+    assert numbers(ring.__doc__) == steps(3)
+    assert numbers(output("ring.py", tmp_path)) == steps(4)
+    assert steps(4)[-1] == [1111, 2222, 3333, 4444] * 4
+
+    def uneven(size: int) -> Any:
+        xs = np.random.default_rng(0).standard_normal((size, 7))
+        last = run_ranks(size, lambda group: ring(group, xs[group.rank])[-1], synchronous=True)
+        return [np.abs(x - xs.sum(axis=0)).max() for x in last]
+
+    for size in (1, 2, 5, 9):  # on 9 ranks some segments are empty
+        assert max(uneven(size)) < 1e-14
+
+
+def test_a_strategy_of_one_s_own_is_short_and_the_oracle_finds_it_equal(tmp_path: Path) -> None:
+    assert len((FOLDER / "add_a_strategy.py").read_text("utf-8").splitlines()) <= 40
+    text = output("add_a_strategy.py", tmp_path)
+    found = re.findall(r"^(\S+) +equal, error (\S+)$", text, re.M)
+    assert [layout for layout, _ in found] == ["tp2", "tp3", "dp2,tp3"]
+    assert all(0 < float(error) < 1e-13 for _, error in found)
+
+
+def test_the_oracle_finds_a_strategy_of_one_s_own_that_is_wrong(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each rank has the whole gradient of what was gathered: summed, it counts twice."""
+    strategy = runpy.run_path(str(FOLDER / "add_a_strategy.py"))["shard_norms"]
+    assert verify(NANO, "tp2", strategies=(strategy,), steps=1).ok
+    monkeypatch.setattr(regions, "gather", regions.all_gather)
+    first = verify(NANO, "tp2", strategies=(strategy,), steps=1).first
+    assert first is not None
+    assert "gradient norm.bias" in first.tensor
 
 
 def test_sharding_holds_what_the_formula_says_and_has_the_same_loss(tmp_path: Path) -> None:

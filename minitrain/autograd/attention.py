@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from minitrain.array import Array, namespace
+from minitrain.array import Array, check_integers, namespace
 from minitrain.autograd.blocks import check_seal, seal
 from minitrain.autograd.dropout import WeightDropout
 from minitrain.autograd.function import Function, Grads, Needs
@@ -82,6 +82,8 @@ def attention(*packed: Tensor, positions: Any = None, key_positions: Any = None,
     q_positions = np.arange(q.shape[1]) if positions is None else np.asarray(positions)
     if key_positions is None:
         key_positions = q_positions if q.shape[1] == k.shape[1] else np.arange(k.shape[1])
+    key_positions = check_integers("key_positions", np.asarray(key_positions))
+    check_integers("positions", q_positions)
     if (len(q_positions), len(key_positions)) != (q.shape[1], k.shape[1]):
         raise ValueError(
             f"{q.shape[1]} queries and {k.shape[1]} keys, but {len(q_positions)} and "
@@ -89,7 +91,7 @@ def attention(*packed: Tensor, positions: Any = None, key_positions: Any = None,
         )
     rule = Rule(
         q_positions,
-        np.asarray(key_positions),
+        key_positions,
         causal,
         float(max(1, q.shape[3]) ** -0.5 if scale is None else scale),
         dropout,

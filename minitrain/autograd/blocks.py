@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
-from minitrain.array import Array, accumulator, namespace
+from minitrain.array import Array, accumulator, check_integers, namespace
 
 # Elements of a piece: with three or four temporaries it fits the 1 MB of cache that a core has.
 PIECE = 1 << 15
@@ -66,11 +67,62 @@ def matrix_product(a: Array, b: Array) -> Array:
     return a.astype(dtype, copy=False) @ b.astype(dtype, copy=False)
 
 
+def used(x: Any, grad_out: Array) -> Any:
+    """x, of which a slope is made, but 1 where no gradient arrives: an element that receives 0
+    passes 0 on, and 0 times an infinite slope would be NaN."""
+    if not hasattr(x, "dtype"):
+        if math.isfinite(x) and x != 0:
+            return x
+        return namespace(grad_out).where(grad_out == 0, 1.0, x).astype(grad_out.dtype)
+    xp = namespace(grad_out)
+    return xp.where(grad_out == 0, xp.ones((), x.dtype), x)
+
+
+def finite(x: Array) -> bool:
+    """Whether an array on the host has neither an infinity nor a NaN; may say no of one that is
+    only large. Of a GPU's, whose answer would have to be waited for: yes."""
+    return namespace(x) is not np or math.isfinite(np.vdot(x, x))
+
+
+def times_slope(slope: Callable[[Array], Array], a: Array, g: Array, flat: float) -> Array:
+    """g · slope(a), of a slope that is constant above `flat` and below -flat: there a would
+    overflow inside. And 0 where g is. (Both cost only what is not finite, but on a GPU.)"""
+    if namespace(a) is np:
+        out = slope(a)
+        out *= g
+        if finite(out):
+            return out
+    out = slope(namespace(a).clip(a, -flat, flat))
+    out *= g
+    out[g == 0] = 0
+    return out
+
+
+def gradient_product(a: Array, b: Array, *, grad: int) -> Array:
+    """A·B, one of which (0 or 1) is a gradient, where its zeros take 0 even of an infinity."""
+    out = matrix_product(a, b)
+    if finite(out):
+        return out
+    other = (a, b)[1 - grad]
+    held = np.where(np.isfinite(other), other, np.zeros((), other.dtype))
+    spoilt, arriving = (~np.isfinite(other)).astype(out.dtype), ((a, b)[grad] != 0)
+    if grad == 0:
+        return np.where(arriving.astype(out.dtype) @ spoilt > 0, out, matrix_product(a, held))
+    return np.where(spoilt @ arriving.astype(out.dtype) > 0, out, matrix_product(held, b))
+
+
+def used_rows(grad_out: Array, rstd: Array, rows: Array) -> tuple[Array, Array]:
+    """rstd and rows as they are, but 0 in rows that an infinity broke and that get no gradient."""
+    if namespace(rstd) is not np or ((rstd > 0) & (rstd < math.inf)).all():
+        return rstd, rows
+    unused = ~(grad_out != 0).any(axis=1, keepdims=True)
+    return tuple(np.where(unused, np.zeros((), x.dtype), x) for x in (rstd, rows))  # type: ignore[return-value]
+
+
 def check_ids(name: str, ids: Array, count: int) -> None:
     """Refuse what is no integer, and ids outside [0, count), on the host; a GPU's answer would have
     to be waited for."""
-    if ids.dtype.kind not in "iu":
-        raise ValueError(f"{name} must be integers, got {ids.dtype}")
+    check_integers(name, ids)
     if namespace(ids) is np and ids.size and not (ids.min() >= 0 and ids.max() < count):
         raise ValueError(f"{name} must lie in [0, {count}), got {ids.min()} to {ids.max()}")
 

@@ -55,12 +55,13 @@ def check_vjp(function: Callable[..., Tensor], *inputs: Array, seed: int = 0, st
     tensors = [Tensor(x.astype(np.float64, copy=False), requires_grad=True) for x in inputs]
     out = function(*tensors)
     cotangent = normal(random, out.array)
-    out.backward(cotangent)
+    try:
+        out.backward(cotangent)
+    except ValueError as error:  # a gradient's shape is checked where it is delivered
+        raise GradientError(str(error)) from error
     noise = 16 * np.finfo(np.float64).eps / step * _sum(abs(cotangent * out.array))
     for i, tensor in enumerate(tensors):
         grad = namespace(tensor.array).zeros(tensor.shape) if tensor.grad is None else tensor.grad
-        if grad.shape != tensor.shape:
-            raise GradientError(f"input {i} has shape {tensor.shape}, its gradient {grad.shape}")
         direction = normal(random, tensor.array)
         by_vjp = _sum(grad * direction)
         change = _moved(function, tensors, i, step * direction)

@@ -27,6 +27,11 @@ class Dropout(Function):
 
     def forward(self, x: Array, *, rate: float, key: int, indices: tuple[Array, ...]) -> Array:
         self.keep = keep_mask(rate, key, *indices)
+        if np.broadcast_shapes(self.keep.shape, x.shape) != x.shape:
+            raise ValueError(
+                f"dropout's indices span {self.keep.shape}, which does not broadcast to x's shape "
+                f"{x.shape}"
+            )
         self.scale = 1 / (1 - float(rate))
         return rounded(self._masked(x), x)
 
@@ -34,7 +39,8 @@ class Dropout(Function):
         return (self._masked(grad_out),)
 
     def _masked(self, x: Array) -> Array:
-        out = wide(x) * self.keep
+        xp, x = namespace(x), wide(x)
+        out = xp.where(self.keep, x, xp.zeros((), x.dtype))  # 0 times an infinity would be NaN
         out *= self.scale
         return out
 

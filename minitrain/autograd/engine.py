@@ -19,9 +19,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from minitrain.array import Array, accumulator, namespace
+from minitrain.array import Array, accumulator, cast, namespace
 from minitrain.autograd.function import Edge, Function, Grads, Needs
-from minitrain.autograd.tensor import Tensor, no_grad
+from minitrain.autograd.tensor import Tensor, no_grad, operations
 
 Sink = Callable[[Tensor, Array, bool], None]
 
@@ -67,8 +67,10 @@ class Pass:
         grads: Grads = (None,) * len(needs)
         if any(needs) and (grad_out is not None or node.collective):
             grads = node.vjp(grad_out, needs)
-        for edge, need, grad in zip(node.edges, needs, grads, strict=True):
+        for i, (edge, need, grad) in enumerate(zip(node.edges, needs, grads, strict=True)):
             if need and edge is not None:
+                if grad is not None:
+                    _check_gradient(node, i, grad)
                 self._add(edge, grad, grad_out)
 
     def _add(self, edge: Edge, grad: Array | None, grad_out: Array | None) -> None:
@@ -97,7 +99,7 @@ def _nodes(start: Edge) -> list[Function]:
     stack = list(seen)
     while stack:
         node = stack.pop()
-        node.check()
+        _check(node)
         for edge in node.edges:
             if isinstance(edge, Function) and edge not in seen:
                 seen.add(edge)
@@ -163,7 +165,39 @@ def _seed(root: Tensor, grad_out: Array | None) -> Array:
                 "only one element has an obvious one"
             )
         return xp.ones_like(root.array)
-    grad_out = xp.asarray(grad_out, dtype=root.dtype)
+    grad_out = xp.asarray(getattr(grad_out, "array", grad_out))
+    if grad_out.dtype.kind == "c":
+        raise ValueError("grad_out is complex; gradients are real")
+    grad_out = cast(grad_out, root.dtype) if grad_out.dtype != root.dtype else grad_out
     if grad_out.shape != root.shape:
         raise ValueError(f"grad_out has shape {grad_out.shape}, the tensor {root.shape}")
     return grad_out
+
+
+def _check(node: Function) -> None:
+    """Refuse a second backward, and one whose gradients would mix old and new values."""
+    if node.freed:
+        raise ValueError(
+            "backward through a graph whose backward has already run and which is freed; run the "
+            "forward again, or add the losses before one backward"
+        )
+    leaves = [edge for edge in node.edges if isinstance(edge, Tensor)]
+    for leaf, version in zip(leaves, node.versions, strict=True):
+        if leaf.version != version:
+            raise ValueError(
+                f"{leaf} was changed in place between a forward that used it and this backward, "
+                "whose gradients would mix old and new values; run backward first"
+            )
+
+
+def _check_gradient(node: Function, i: int, grad: Array) -> None:
+    """Refuse a gradient of another shape than the input has: it would be added by broadcast, or
+    reach a weight, and be wrong in silence."""
+    if grad.shape != node.shapes[i]:
+        raise ValueError(
+            f"the vjp of {type(node).__name__} gave its input {i}, of shape {node.shapes[i]}, a "
+            f"gradient of shape {grad.shape}; they must be the same"
+        )
+
+
+operations.update(backward=backward)

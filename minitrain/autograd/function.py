@@ -18,12 +18,13 @@ input's array is kept only where forward put it on self: what no vjp reads is fr
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from minitrain.array import Array, namespace
+from minitrain.array import Array, cast, namespace
 from minitrain.autograd.tensor import Tensor, grad_enabled
 
 Edge: TypeAlias = "Function | Tensor"  # where a gradient goes: to a node, or to a leaf
@@ -39,6 +40,7 @@ class Function:
 
     sequence: int
     edges: tuple[Edge | None, ...]
+    shapes: tuple[Any, ...]  # of the inputs, and so of their gradients
     versions: list[int]  # of the leaves among the edges, when they were used
     out_dtype: Any  # of the output, and so of the gradient that arrives
     freed: bool = False  # a backward has begun, and there can be no second one
@@ -86,33 +88,55 @@ class Function:
         out = node.forward(*_arrays(cls, inputs), **options)
         if not grad_enabled() or not any(isinstance(x, Tensor) and x.requires_grad for x in inputs):
             return Tensor(out)
+        if out.dtype.kind in "iub":  # steps, whose slope is 0 wherever they have one
+            return Tensor(out)
         node.sources = ()
         node.edges = tuple([_edge(x) for x in inputs])
+        node.shapes = tuple([getattr(x, "shape", None) for x in inputs])
         node.versions = [e.version for e in node.edges if isinstance(e, Tensor)]
         node.out_dtype = out.dtype
         node.is_weight = cls.passes_weight and all(e is None or e.is_weight for e in node.edges)
         node.sequence = next(_sequence)
         return Tensor(out, node=node)
 
-    def check(self) -> None:
-        """Refuse a second backward, and one whose gradients would mix old and new values."""
-        if self.freed:
-            raise ValueError(
-                "backward through a graph whose backward has already run and which is freed; run "
-                "the forward again, or add the losses before one backward"
-            )
-        leaves = [edge for edge in self.edges if isinstance(edge, Tensor)]
-        for leaf, version in zip(leaves, self.versions, strict=True):
-            if leaf.version != version:
-                raise ValueError(
-                    f"{leaf} was changed in place between a forward that used it and this "
-                    "backward, whose gradients would mix old and new values; run backward first"
-                )
-
     def free(self) -> None:
         """Drop what the node holds: its backward is done."""
         self.__dict__.clear()
         self.freed = True
+
+
+class _Dying(threading.local):
+    """What the nodes held that are being freed on this thread."""
+
+    def __init__(self) -> None:  # runs once in each thread
+        self.held: list[list[Any]] = []
+        self.busy = False
+
+
+_dying = _Dying()
+
+
+def _let_go(node: Function) -> None:
+    """As a node dies, let go of its inputs' nodes one after another.
+
+    Left alone, a node would free its inputs' nodes while it is being freed, and these theirs: a
+    recursion as deep as the graph, on a stack that may be small.
+    """
+    if "edges" not in node.__dict__:
+        return
+    _dying.held.append([*node.__dict__.values()])
+    node.__dict__.clear()  # so that nothing dies with the node itself
+    if _dying.busy:
+        return
+    _dying.busy = True
+    try:
+        while _dying.held:
+            _dying.held.pop()  # a node that dies of it adds what it held to the list
+    finally:
+        _dying.busy = False
+
+
+Function.__del__ = _let_go  # type: ignore[attr-defined]
 
 
 def _edge(x: Any) -> Edge | None:
@@ -143,12 +167,14 @@ def _as_input(x: Any, like: Array | None) -> Any:
         x = x.array
         if like is None or x.dtype is like.dtype:
             return x
+    if isinstance(x, complex) or getattr(getattr(x, "dtype", None), "kind", "") == "c":
+        raise ValueError(f"{x!r} is complex; operations are real, and its imaginary part would go")
     # NumPy 2 lets a float64 scalar or an int64 array widen float32; a Python number does not.
     if isinstance(x, np.generic):
         return x.item()
     if like is None or x is None or isinstance(x, (int, float)):
         return x
     if isinstance(x, (list, tuple)):
-        x = namespace(like).asarray(x)
+        return _as_input(namespace(like).asarray(x), like)
     # A copy also where none is needed: the caller may fill its array anew before the backward.
-    return x.astype(like.dtype)
+    return cast(x, like.dtype)

@@ -17,12 +17,14 @@ from minitrain.autograd.blocks import (
     column_sums,
     contiguous,
     flat_blocks,
-    matrix_product,
+    gradient_product,
     row_blocks,
     row_dots,
     row_sums,
     scatter_rows,
     seal,
+    times_slope,
+    used_rows,
 )
 from minitrain.autograd.function import Function, Grads, Needs
 from minitrain.autograd.ops import rounded, wide
@@ -62,11 +64,11 @@ class Linear(Function):
         grad, x = as_matrix(grad_out, len(self.outer)), as_matrix(self.x, len(self.inner))
         grad_x = grad_weight = grad_bias = None
         if needs[0]:
-            grad_x = matrix_product(grad, self._matrix().T).reshape(self.x.shape)
+            grad_x = gradient_product(grad, self._matrix().T, grad=0).reshape(self.x.shape)
         if needs[1] and self.transposed:
-            grad_weight = matrix_product(grad.T, x).reshape(self.outer + self.inner)
+            grad_weight = gradient_product(grad.T, x, grad=0).reshape(self.outer + self.inner)
         elif needs[1]:
-            grad_weight = matrix_product(x.T, grad).reshape(self.inner + self.outer)
+            grad_weight = gradient_product(x.T, grad, grad=1).reshape(self.inner + self.outer)
         if needs[2]:
             grad_bias = column_sums(grad).reshape(self.outer)
         return grad_x, grad_weight, grad_bias
@@ -76,12 +78,14 @@ class Embedding(Function):
     """Rows of a table by id."""
 
     def forward(self, table: Array, *, ids: Array) -> Array:
-        self.ids, self.rows, self.sealed = ids, len(table), seal(ids)
+        self.ids, self.shape, self.sealed = ids, table.shape, seal(ids)
         return table[ids]
 
     def vjp(self, grad_out: Array, needs: Needs) -> Grads:
         check_seal("an embedding's ids", self.sealed, self.ids)
-        return (scatter_rows(as_matrix(grad_out), self.ids.reshape(-1), self.rows),)
+        rows = as_matrix(grad_out, len(self.shape) - 1)
+        table = scatter_rows(rows, self.ids.reshape(-1), self.shape[0])
+        return (table.reshape(self.shape),)
 
 
 class LayerNorm(Function):
@@ -106,10 +110,11 @@ class LayerNorm(Function):
     def vjp(self, grad_out: Array, needs: Needs) -> Grads:
         columns = max(1, grad_out.shape[-1])
         grad = as_matrix(grad_out)
+        rstds, normals = used_rows(grad, self.rstd, self.normal)
         grad_x = grad_weight = grad_bias = None
         if needs[0]:
-            weight, grad_x = self.weight.array, namespace(grad).empty_like(self.normal)
-            for g, normal, rstd, out in row_blocks(grad, self.normal, self.rstd, grad_x):
+            weight, grad_x = self.weight.array, namespace(grad).empty_like(normals)
+            for g, normal, rstd, out in row_blocks(grad, normals, rstds, grad_x):
                 g = g.astype(rstd.dtype, copy=False) * weight
                 # The mean and the variance depend on x too: take their share out again.
                 g -= row_sums(g) / columns + normal * (row_dots(g, normal) / columns)
@@ -117,7 +122,7 @@ class LayerNorm(Function):
                 out[...] = g
             grad_x = grad_x.reshape(grad_out.shape)
         if needs[1]:
-            grad_weight = column_sums(wide(grad) * self.normal)
+            grad_weight = column_sums(wide(grad) * normals)
         if needs[2]:
             grad_bias = column_sums(grad)
         return grad_x, grad_weight, grad_bias
@@ -134,8 +139,8 @@ class Gelu(Function):
             a = a.astype(dtype, copy=False)
             t = self._tanh(a, a * a)
             t += 1
-            t *= a
             t *= 0.5
+            t *= xp.maximum(a, -_FLAT)
             y[...] = t
         return out
 
@@ -143,20 +148,21 @@ class Gelu(Function):
         xp, dtype = namespace(grad_out), accumulator(grad_out.dtype)
         grad = xp.empty_like(self.x)
         for a, g, out in flat_blocks(self.x, contiguous(grad_out), grad):
-            a = a.astype(dtype, copy=False)
-            square = a * a
-            t = self._tanh(a, square.copy())
-            # d gelu / dx = ½(1 + t) + ½x(1 - t²)u', with u' = √(2/π)(1 + 3·0.044715x²)
-            square *= 3 * _CUBIC * _SLOPE
-            square += _SLOPE
-            square *= a
-            square *= 1 - t * t
-            square += 1
-            square += t
-            square *= 0.5
-            square *= g
-            out[...] = square
+            out[...] = times_slope(self._slope, a.astype(dtype, copy=False), g, _FLAT)
         return (grad,)
+
+    def _slope(self, a: Array) -> Array:
+        """½(1 + t) + ½x(1 - t²)u', with u' = √(2/π)(1 + 3·0.044715x²)."""
+        square = a * a
+        t = self._tanh(a, square.copy())
+        square *= 3 * _CUBIC * _SLOPE
+        square += _SLOPE
+        square *= a
+        square *= 1 - t * t
+        square += 1
+        square += t
+        square *= 0.5
+        return square
 
     @staticmethod
     def _tanh(a: Array, square: Array) -> Array:
@@ -168,6 +174,7 @@ class Gelu(Function):
 
 
 _SLOPE, _CUBIC = math.sqrt(2 / math.pi), 0.044715
+_FLAT = 16.0  # from here on the slope is exactly 1, and below -16 it is 0
 
 
 class Softmax(Function):
@@ -186,7 +193,9 @@ class Softmax(Function):
         return self.y
 
     def vjp(self, grad_out: Array, needs: Needs) -> Grads:
-        y = wide(self.y)
+        xp, y = namespace(grad_out), wide(self.y)
+        arrives = (grad_out != 0).any(axis=self.axis, keepdims=True)
+        y = xp.where(arrives, y, xp.zeros((), y.dtype))
         grad = grad_out * y
         grad -= y * grad.sum(axis=self.axis, keepdims=True)
         return (grad,)
@@ -207,7 +216,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, contract: i
 
 
 def embedding(table: Tensor, ids: Any) -> Tensor:
-    """Rows of table (V, C) by integer ids (...) -> (..., C).
+    """Rows of table (V, ...) by integer ids: (V, C) by ids (...) gives (..., C).
 
     Raises:
         ValueError: ids that are no integers, or outside [0, V), on the host; a GPU would wrap them

@@ -13,14 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from minitrain.array import Array, accumulator, from_host, namespace
+from minitrain.array import Array, accumulator, check_integers, from_host, namespace
 from minitrain.autograd.blocks import (
     as_matrix,
     column_sums,
     contiguous,
+    finite,
     flat_blocks,
     row_blocks,
     row_dots,
+    times_slope,
+    used_rows,
 )
 from minitrain.autograd.function import Function, Grads, Needs
 from minitrain.autograd.fused import check_widths
@@ -46,10 +49,11 @@ class RMSNorm(Function):
     def vjp(self, grad_out: Array, needs: Needs) -> Grads:
         xp, dtype, columns = namespace(self.x), self.rstd.dtype, max(1, self.x.shape[1])
         grad = as_matrix(grad_out)
+        rstds, rows = used_rows(grad, self.rstd, self.x)
         grad_x = grad_weight = None
         if needs[0]:
             weight, grad_x = self.weight.array, xp.empty(self.x.shape, self.x.dtype)
-            for g, a, rstd, out in row_blocks(grad, self.x, self.rstd, grad_x):
+            for g, a, rstd, out in row_blocks(grad, rows, rstds, grad_x):
                 g, normal = g.astype(dtype, copy=False) * weight, a * rstd
                 # The root mean square depends on x too: take its share out again.
                 g -= normal * (row_dots(g, normal) / columns)
@@ -58,7 +62,7 @@ class RMSNorm(Function):
             grad_x = grad_x.reshape(grad_out.shape)
         if needs[1]:
             grad_weight = xp.zeros(self.x.shape[1], dtype)
-            for g, a, rstd in row_blocks(grad, self.x, self.rstd):
+            for g, a, rstd in row_blocks(grad, rows, rstds):
                 grad_weight += column_sums(g * (a * rstd))
         return grad_x, grad_weight
 
@@ -71,6 +75,9 @@ def sigmoid(x: Array) -> Array:
     return s
 
 
+_FLAT = 64.0  # from here on the slope of SiLU is exactly 1, and below -64 it is 0
+
+
 class Silu(Function):
     """x · sigmoid(x) (Hendrycks and Gimpel 2016, section 2)."""
 
@@ -80,17 +87,19 @@ class Silu(Function):
         out = xp.empty_like(self.x)
         for a, y in flat_blocks(self.x, out):
             a = a.astype(dtype, copy=False)
-            y[...] = a * sigmoid(a)
+            y[...] = xp.maximum(a, -_FLAT) * sigmoid(a)
         return out
 
     def vjp(self, grad_out: Array, needs: Needs) -> Grads:
         xp, dtype = namespace(grad_out), accumulator(grad_out.dtype)
         grad = xp.empty_like(self.x)
         for a, g, out in flat_blocks(self.x, contiguous(grad_out), grad):
-            a = a.astype(dtype, copy=False)
-            s = sigmoid(a)
-            out[...] = g * (s * (1 + a * (1 - s)))
+            out[...] = times_slope(self._slope, a.astype(dtype, copy=False), g, _FLAT)
         return (grad,)
+
+    def _slope(self, a: Array) -> Array:
+        s = sigmoid(a)
+        return s * (1 + a * (1 - s))
 
 
 class SwiGLU(Function):
@@ -106,7 +115,7 @@ class SwiGLU(Function):
         for a, y in row_blocks(self.x, out):
             gate, up = a[:, :columns].astype(dtype, copy=False), a[:, columns:]
             s = sigmoid(gate)
-            s *= gate
+            s *= xp.maximum(gate, -_FLAT)
             s *= up
             y[...] = s
         return out.reshape(*gate_up.shape[:-2], columns)
@@ -117,17 +126,25 @@ class SwiGLU(Function):
         for a, g, out in row_blocks(self.x, as_matrix(grad_out), grad):
             gate, up = a[:, :columns].astype(dtype, copy=False), a[:, columns:]
             g = g.astype(dtype, copy=False)
-            s = sigmoid(gate)
-            silu = s * gate
-            out[:, columns:] = g * silu
-            # d silu / dx = s + x·s(1 - s) = s + silu·(1 - s)
-            slope = 1 - s
-            slope *= silu
-            slope += s
-            slope *= g
-            slope *= up
-            out[:, :columns] = slope
+            found = self._gradients(gate, up, g) if xp is np else ()
+            if not found or not all(finite(x) for x in found):
+                # Where g is 0 the gradients are, whatever gate and up are.
+                gate = xp.where(g == 0, xp.zeros((), dtype), xp.maximum(gate, -_FLAT))
+                found = self._gradients(gate, xp.where(g == 0, xp.zeros((), up.dtype), up), g)
+            out[:, :columns], out[:, columns:] = found
         return (grad.reshape(*grad_out.shape[:-1], 2, columns),)
+
+    def _gradients(self, gate: Array, up: Array, g: Array) -> tuple[Array, Array]:
+        s = sigmoid(gate)
+        silu = s * gate
+        # d silu / dx = s + x·s(1 - s) = s + silu·(1 - s)
+        slope = 1 - s
+        slope *= silu
+        slope += s
+        slope *= g
+        slope *= up
+        silu *= g
+        return slope, silu
 
 
 class Rotary(Function):
@@ -207,6 +224,9 @@ def rotary(x: Tensor, positions: Any, base: float = 10000.0, part: int | None = 
             f"rotary positions turn pairs of features, and {x.shape[-1]} of them are odd in "
             "number; give heads an even width"
         )
+    positions = check_integers("rotary's positions", np.asarray(positions))
+    if positions.ndim != 1:
+        raise ValueError(f"rotary's positions are one axis of integers, got {positions.shape}")
     if len(positions) != x.shape[1]:
         raise ValueError(f"rotary: {x.shape[1]} tokens, but {len(positions)} positions")
     return Rotary.apply(x, positions=positions, base=base, part=part)

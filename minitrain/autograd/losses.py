@@ -25,19 +25,25 @@ class TokenLosses(Function):
         xp, dtype, columns = namespace(logits), accumulator(logits.dtype), logits.shape[-1]
         self.logits, self.smoothing, self.z_loss = as_matrix(logits), smoothing, z_loss
         self.vocab, self.divisor, self.shape = vocab, divisor, logits.shape
+        if labels.shape != logits.shape[:-1]:
+            raise ValueError(
+                f"logits {logits.shape} want labels {logits.shape[:-1]}, got {labels.shape}"
+            )
         labels = labels.reshape(-1, 1)
         self.valid = labels != ignore
         self.here = (labels >= first) & (labels < first + columns)
         self.labels = xp.where(self.here, labels - first, 0)
+        lowest = xp.finfo(dtype).min
         peak, total, target, summed = (xp.zeros(labels.shape, dtype) for _ in range(4))
         for x, label, *out in row_blocks(self.logits, self.labels, peak, total, target, summed):
             x = x.astype(dtype, copy=False)
-            out[0][...] = x.max(axis=1, keepdims=True)
+            # Finite, also of columns that are -inf throughout: -inf - (-inf) would be NaN.
+            out[0][...] = xp.clip(x.max(axis=1, keepdims=True), lowest, -lowest)
             out[1][...] = row_sums(xp.exp(x - out[0]))
             out[2][...] = xp.take_along_axis(x, label, axis=1)
             if smoothing:
                 out[3][...] = row_sums(x)
-        target *= self.here
+        target = xp.where(self.here, target, xp.zeros((), dtype))
         peak, total, target, summed = self.merge(peak, total, target, summed)
         # Logits minus log-sum-exp, never the log of a probability: that may have underflowed.
         self.lse = peak + xp.log(total)
@@ -64,6 +70,7 @@ class TokenLosses(Function):
             p[xp.arange(len(p)), label[:, 0]] -= (1 - self.smoothing) * here[:, 0]
             p *= g
             out[...] = p
+            out[g[:, 0] == 0] = 0  # also where a logit is infinite
         return (grad.reshape(self.shape),)
 
 
@@ -103,10 +110,6 @@ def _losses(logits: Tensor, labels: Any, ignore: int, smoothing: float, z_loss: 
             **options: Any) -> Tensor:  # fmt: skip
     check_added(smoothing, z_loss)
     labels = _as_labels(labels, logits)
-    if labels.shape != logits.shape[:-1]:
-        raise ValueError(
-            f"logits {logits.shape} want labels {logits.shape[:-1]}, got {labels.shape}"
-        )
     check_ids(f"labels other than {ignore}", labels[labels != ignore], logits.shape[-1])
     return TokenLosses.apply(
         logits,

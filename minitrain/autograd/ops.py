@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from minitrain.array import Array, accumulator, namespace
+from minitrain.autograd.blocks import used
 from minitrain.autograd.function import Function, Grads, Needs
-from minitrain.autograd.tensor import Tensor
+from minitrain.autograd.tensor import Tensor, operations
 
 
 def shape_of(x: Any) -> tuple[int, ...]:
@@ -72,8 +73,8 @@ class Multiply(Function):
     def vjp(self, grad_out: Array, needs: Needs) -> Grads:
         grad = wide(grad_out)
         return (
-            unbroadcast(grad * self.b, shape_of(self.a)) if needs[0] else None,
-            unbroadcast(grad * self.a, shape_of(self.b)) if needs[1] else None,
+            unbroadcast(grad * used(self.b, grad), shape_of(self.a)) if needs[0] else None,
+            unbroadcast(grad * used(self.a, grad), shape_of(self.b)) if needs[1] else None,
         )
 
 
@@ -99,11 +100,12 @@ class Divide(Function):
         return rounded(wide(a) / wide(b), a, b)
 
     def vjp(self, grad_out: Array, needs: Needs) -> Grads:
-        grad = wide(grad_out) / self.b
+        a, b = used(self.a, grad_out), used(self.b, grad_out)
+        grad = wide(grad_out) / b
         return (
             unbroadcast(grad, shape_of(self.a)) if needs[0] else None,
             # a / b / b and not a / (b·b), whose square may overflow where the slope does not
-            unbroadcast(-grad * self.a / self.b, shape_of(self.b)) if needs[1] else None,
+            unbroadcast(-grad * a / b, shape_of(self.b)) if needs[1] else None,
         )
 
 
@@ -117,7 +119,7 @@ class Power(Function):
     def vjp(self, grad_out: Array, needs: Needs) -> Grads:
         if self.exponent == 0:  # the slope is 0 everywhere, where 0 · 0^-1 would be NaN
             return (namespace(grad_out).zeros_like(grad_out),)
-        x = _one_where_unused(self.x, grad_out)
+        x = used(self.x, grad_out)
         return (wide(grad_out) * (self.exponent * wide(x) ** (self.exponent - 1)),)
 
 
@@ -129,7 +131,7 @@ class Exp(Function):
         return self.y
 
     def vjp(self, grad_out: Array, needs: Needs) -> Grads:
-        return (grad_out * self.y,)
+        return (grad_out * used(self.y, grad_out),)
 
 
 class Log(Function):
@@ -140,7 +142,7 @@ class Log(Function):
         return namespace(x).log(x)
 
     def vjp(self, grad_out: Array, needs: Needs) -> Grads:
-        return (grad_out / _one_where_unused(self.x, grad_out),)
+        return (grad_out / used(self.x, grad_out),)
 
 
 class Tanh(Function):
@@ -151,7 +153,7 @@ class Tanh(Function):
         return self.y
 
     def vjp(self, grad_out: Array, needs: Needs) -> Grads:
-        y = wide(self.y)
+        y = wide(used(self.y, grad_out))
         return (grad_out * (1 - y * y),)
 
 
@@ -164,10 +166,7 @@ class Maximum(Function):
         return rounded(out, a, b)
 
     def vjp(self, grad_out: Array, needs: Needs) -> Grads:
-        return (
-            unbroadcast(grad_out * self.first, self.a) if needs[0] else None,
-            unbroadcast(grad_out * ~self.first, self.b) if needs[1] else None,
-        )
+        return _by_choice(self.first, grad_out, needs, self.a, self.b)
 
 
 class Where(Function):
@@ -180,17 +179,16 @@ class Where(Function):
         return rounded(xp.where(self.condition, a, b), a, b)
 
     def vjp(self, grad_out: Array, needs: Needs) -> Grads:
-        xp, zero = namespace(grad_out), namespace(grad_out).zeros((), grad_out.dtype)
-        return (
-            unbroadcast(xp.where(self.condition, grad_out, zero), self.a) if needs[0] else None,
-            unbroadcast(xp.where(self.condition, zero, grad_out), self.b) if needs[1] else None,
-        )
+        return _by_choice(self.condition, grad_out, needs, self.a, self.b)
 
 
-def _one_where_unused(x: Array, grad_out: Array) -> Array:
-    """x, but 1 where no gradient arrives: 0 times an infinite slope would be NaN, not 0."""
-    xp = namespace(x)
-    return xp.where(grad_out == 0, xp.ones((), x.dtype), x)
+def _by_choice(first: Array, grad_out: Array, needs: Needs, *shapes: tuple[int, ...]) -> Grads:
+    """The gradients of two inputs of these shapes, of which each element chose one."""
+    xp, zero = namespace(grad_out), namespace(grad_out).zeros((), grad_out.dtype)
+    return (
+        unbroadcast(xp.where(first, grad_out, zero), shapes[0]) if needs[0] else None,
+        unbroadcast(xp.where(first, zero, grad_out), shapes[1]) if needs[1] else None,
+    )
 
 
 def add(a: Any, b: Any) -> Tensor:
@@ -246,3 +244,6 @@ def maximum(a: Any, b: Any) -> Tensor:
 def where(condition: Any, a: Any, b: Any) -> Tensor:
     """a where condition holds, else b."""
     return Where.apply(a, b, condition=getattr(condition, "array", condition))
+
+
+operations.update(add=add, subtract=subtract, multiply=multiply, divide=divide, power=power)

@@ -6,9 +6,10 @@ import math
 from typing import Any
 
 from minitrain.array import Array, accumulator, namespace
+from minitrain.autograd.blocks import gradient_product, used
 from minitrain.autograd.function import Function, Grads, Needs
 from minitrain.autograd.ops import rounded, unbroadcast, wide
-from minitrain.autograd.tensor import Tensor
+from minitrain.autograd.tensor import Tensor, operations
 
 Axis = int | tuple[int, ...] | None
 
@@ -74,7 +75,9 @@ class Norm(Function):
         return rounded(y, x)
 
     def vjp(self, grad_out: Array, needs: Needs) -> Grads:
-        return (wide(grad_out).reshape(self.y.shape) * self.x / (self.y + (self.y == 0)),)
+        grad = wide(grad_out).reshape(self.y.shape)
+        y = used(self.y + (self.y == 0), grad)
+        return (grad * used(self.x, grad) / y,)
 
 
 class Matmul(Function):
@@ -92,14 +95,14 @@ class Matmul(Function):
         b = wide(self.b if self.b.ndim > 1 else self.b[:, None])
         grad = wide(grad_out if self.b.ndim > 1 else grad_out[..., None])
         grad = grad if self.a.ndim > 1 else grad[..., None, :]
-        return (
-            unbroadcast(grad @ b.swapaxes(-1, -2), a.shape).reshape(self.a.shape)
-            if needs[0]
-            else None,
-            unbroadcast(a.swapaxes(-1, -2) @ grad, b.shape).reshape(self.b.shape)
-            if needs[1]
-            else None,
-        )
+        grad_a = grad_b = None
+        if needs[0]:
+            product = gradient_product(grad, b.swapaxes(-1, -2), grad=0)
+            grad_a = unbroadcast(product, a.shape).reshape(self.a.shape)
+        if needs[1]:
+            product = gradient_product(a.swapaxes(-1, -2), grad, grad=1)
+            grad_b = unbroadcast(product, b.shape).reshape(self.b.shape)
+        return grad_a, grad_b
 
 
 def _restore(grad: Array, shape: tuple[int, ...], axis: Axis) -> Array:
@@ -138,3 +141,6 @@ def norm(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
 def matmul(a: Any, b: Any) -> Tensor:
     """A·B, with broadcast batch axes."""
     return Matmul.apply(a, b)
+
+
+operations.update(matmul=matmul, sum=sum, mean=mean, max=max)

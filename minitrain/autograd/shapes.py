@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from minitrain import array
 from minitrain.array import Array, accumulator, namespace
 from minitrain.autograd.function import Function, Grads, Needs
-from minitrain.autograd.tensor import Tensor
+from minitrain.autograd.tensor import Tensor, operations
 
 
 class Reshape(Function):
@@ -49,10 +50,10 @@ class Cast(Function):
 
     def forward(self, x: Array, *, dtype: Any) -> Array:
         self.dtype = x.dtype
-        return x.astype(dtype)
+        return array.cast(x, dtype)
 
     def vjp(self, grad_out: Array, needs: Needs) -> Grads:
-        return (grad_out.astype(self.dtype),)
+        return (array.cast(grad_out, self.dtype),)
 
 
 class Take(Function):
@@ -154,3 +155,6 @@ def split(x: Tensor, pieces: int | Sequence[int], axis: int = 0) -> list[Tensor]
     ends = np.cumsum(sizes).tolist()
     lead = (slice(None),) * (axis % x.ndim)
     return [take(x, (*lead, slice(end - size, end))) for size, end in zip(sizes, ends, strict=True)]
+
+
+operations.update(take=take, reshape=reshape, transpose=transpose)

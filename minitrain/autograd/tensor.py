@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+import operator
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ContextDecorator
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -46,11 +48,50 @@ class no_grad(ContextDecorator):  # noqa: N801 (the field's name for it)
     def __exit__(self, *exc: object) -> None:
         _mode.grad = _mode.outer.pop()
 
+    def __call__(self, func: Any) -> Any:
+        """func, decorated.
+
+        Raises:
+            ValueError: a generator or coroutine function, whose body runs after the call has
+                returned: it would not be inside.
+        """
+        if any(is_late(func) for is_late in _LATE):
+            raise ValueError(
+                f"@{type(self).__name__}() would do nothing for {func.__qualname__}, whose body "
+                f"runs after the call; write `with {type(self).__name__}():` around the "
+                "operations in it"
+            )
+        return super().__call__(func)
+
+
+_LATE = inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction
+
 
 class enable_grad(no_grad):  # noqa: N801 (the field's name for it)
     """Inside, operations are recorded, within no_grad too: a backward may run a forward again."""
 
     recorded = True
+
+
+operations: dict[str, Callable[..., Any]] = {}
+"""What a tensor's operators and methods do: entered by the files that define it, which need Tensor
+first. The package's `__init__` imports them all."""
+
+
+def _binary(name: str, *, swapped: bool = False) -> Callable[[Tensor, Any], Tensor]:
+    """The method of an operator: of self and other, or, where Python asks so, the other way."""
+
+    def method(self: Tensor, other: Any) -> Tensor:
+        pair = (other, self) if swapped else (self, other)
+        result: Tensor = operations[name](*pair)
+        return result
+
+    return method
+
+
+def _comparison(compare: Callable[[Any, Any], Any]) -> Callable[[Tensor, object], Tensor]:
+    """The method of a comparison."""
+    return lambda self, other: self._compared(compare, other)
 
 
 class Tensor:
@@ -90,6 +131,8 @@ class Tensor:
                 f"a gradient with respect to {array.dtype} makes no sense; write 2.0 instead of 2, "
                 "or convert the array to a floating dtype"
             )
+        if array.dtype.kind not in "fViub":
+            raise ValueError(f"a Tensor holds real numbers or booleans, not {array.dtype}")
         self.array = array
         self.grad = None
         self.node = node
@@ -113,6 +156,44 @@ class Tensor:
 
     def __len__(self) -> int:
         return len(self.array)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        """Its rows. (Python's own way would take a tensor of no axes for one of no elements.)"""
+        if not self.ndim:
+            raise TypeError("a tensor of no axes has no elements to go through; use .item()")
+        return iter([self[i] for i in range(len(self))])
+
+    def __bool__(self) -> bool:
+        if self.array.size != 1:
+            raise ValueError(
+                f"a tensor of shape {self.shape} is neither true nor false; ask .array.any() or "
+                ".array.all()"
+            )
+        return bool(self.array.item())
+
+    # A tensor is a key by identity, as any object. A dict compares keys of the same hash alone,
+    # and two objects have never the same, so it asks no `==`.
+    __hash__ = object.__hash__
+
+    # Element by element, to a tensor of booleans, which has no gradient.
+    __eq__ = _comparison(operator.eq)  # type: ignore[assignment]
+    __ne__ = _comparison(operator.ne)  # type: ignore[assignment]
+    __lt__, __le__ = _comparison(operator.lt), _comparison(operator.le)
+    __gt__, __ge__ = _comparison(operator.gt), _comparison(operator.ge)
+
+    def __contains__(self, value: object) -> bool:
+        """Whether any element is equal to value."""
+        return bool(self._compared(operator.eq, value).array.any())
+
+    def _compared(self, compare: Callable[[Any, Any], Any], other: object) -> Tensor:
+        """compare, of each pair of elements."""
+        if isinstance(other, Tensor):
+            other = other.array
+        elif not isinstance(other, (int, float, list, tuple)) and not hasattr(other, "dtype"):
+            raise TypeError(
+                f"a Tensor is compared with numbers, not with {type(other).__name__}; use `is`"
+            )
+        return Tensor(compare(self.array, other))
 
     def __repr__(self) -> str:
         return f"Tensor({self.array!r}, requires_grad={self.requires_grad})"
@@ -140,73 +221,38 @@ class Tensor:
         Raises:
             ValueError: no grad_out for several elements; a shape that differs; a freed graph.
         """
-        engine.backward(self, grad_out, on_final=on_final)
+        operations["backward"](self, grad_out, on_final=on_final)
 
-    def __add__(self, other: Any) -> Tensor:
-        return ops.add(self, other)
-
-    def __radd__(self, other: Any) -> Tensor:
-        return ops.add(other, self)
-
-    def __sub__(self, other: Any) -> Tensor:
-        return ops.subtract(self, other)
-
-    def __rsub__(self, other: Any) -> Tensor:
-        return ops.subtract(other, self)
-
-    def __mul__(self, other: Any) -> Tensor:
-        return ops.multiply(self, other)
-
-    def __rmul__(self, other: Any) -> Tensor:
-        return ops.multiply(other, self)
-
-    def __truediv__(self, other: Any) -> Tensor:
-        return ops.divide(self, other)
-
-    def __rtruediv__(self, other: Any) -> Tensor:
-        return ops.divide(other, self)
+    __add__, __radd__ = _binary("add"), _binary("add", swapped=True)
+    __sub__, __rsub__ = _binary("subtract"), _binary("subtract", swapped=True)
+    __mul__, __rmul__ = _binary("multiply"), _binary("multiply", swapped=True)
+    __truediv__, __rtruediv__ = _binary("divide"), _binary("divide", swapped=True)
+    __matmul__, __rmatmul__ = _binary("matmul"), _binary("matmul", swapped=True)
+    __pow__, __getitem__ = _binary("power"), _binary("take")
 
     def __neg__(self) -> Tensor:
-        return ops.multiply(self, -1)
-
-    def __pow__(self, exponent: float) -> Tensor:
-        return ops.power(self, exponent)
-
-    def __matmul__(self, other: Any) -> Tensor:
-        return reduce.matmul(self, other)
-
-    def __rmatmul__(self, other: Any) -> Tensor:
-        return reduce.matmul(other, self)
-
-    def __getitem__(self, index: Any) -> Tensor:
-        return shapes.take(self, index)
+        return self * -1
 
     def sum(self, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Tensor:
         """The sum over axis (all axes if None)."""
-        return reduce.sum(self, axis, keepdims)
+        return operations["sum"](self, axis, keepdims)  # type: ignore[no-any-return]
 
     def mean(self, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Tensor:
         """The mean over axis (all axes if None)."""
-        return reduce.mean(self, axis, keepdims)
+        return operations["mean"](self, axis, keepdims)  # type: ignore[no-any-return]
 
     def max(self, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Tensor:
         """The maximum over axis (all axes if None); of equal ones the first gets the gradient."""
-        return reduce.max(self, axis, keepdims)
+        return operations["max"](self, axis, keepdims)  # type: ignore[no-any-return]
 
     def reshape(self, *shape: int) -> Tensor:
         """The same elements in another shape; one size may be -1."""
-        return shapes.reshape(self, shape)
+        return operations["reshape"](self, shape)  # type: ignore[no-any-return]
 
     def transpose(self, *axes: int) -> Tensor:
         """The axes in another order, given as numbers or as one tuple or list; reversed if none
         are given."""
         if len(axes) == 1 and isinstance(axes[0], (tuple, list)):
             axes = tuple(axes[0])
-        return shapes.transpose(self, axes or tuple(reversed(range(self.ndim))))
-
-
-# At the end, because each of them needs Tensor.
-import minitrain.autograd.engine as engine  # noqa: E402
-import minitrain.autograd.ops as ops  # noqa: E402
-import minitrain.autograd.reduce as reduce  # noqa: E402
-import minitrain.autograd.shapes as shapes  # noqa: E402
+        axes = axes or tuple(reversed(range(self.ndim)))
+        return operations["transpose"](self, axes)  # type: ignore[no-any-return]

@@ -50,7 +50,7 @@ class Tile:
     heads: slice
     rows: slice
     keys: slice  # from the first key to the last one that any row sees
-    hidden: Array  # (R, the last of those keys): -inf where a row does not see a key, else 0
+    hidden: Array  # (R, the last of those keys): where a row does not see a key
 
     @property
     def queries(self) -> tuple[slice, ...]:
@@ -77,7 +77,9 @@ class Tile:
         scores = queries @ keys.swapaxes(-1, -2)
         b, k, _, n = scores.shape
         rows, last = self.hidden.shape
-        scores.reshape(b, k, -1, rows, n)[..., n - last :] += self.hidden
+        seen_by_some = scores.reshape(b, k, -1, rows, n)[..., n - last :]
+        xp = namespace(scores)
+        xp.copyto(seen_by_some, -xp.inf, where=self.hidden)  # added, it would make NaN of inf
         return scores
 
     def weights(self, queries: Array, keys: Array, lse: Array) -> Array:
@@ -150,7 +152,7 @@ def block_backward(grad_out: Array, q: Array, k: Array, v: Array, rule: Rule, *,
         kept = weights
         if rule.dropout is not None:
             mask = tile.mask(weights, kv_heads)
-            grad_weights *= mask
+            grad_weights = xp.where(mask, grad_weights * mask, xp.zeros((), dtype))
             kept = weights * mask
         grad_v[tile.sources] += kept.swapaxes(-1, -2) @ grad
         total = row_delta(weights, grad_weights) if delta is None else tile.rows_of(delta, dtype)
@@ -223,5 +225,4 @@ def _visible(rows: slice, count: int, rule: Rule, like: Array) -> tuple[slice, A
         by_some, not_by_all = np.flatnonzero(k <= q.max()), np.flatnonzero(k > q.min())
         stop = int(by_some[-1]) + 1 if by_some.size else 0
         first = min(int(not_by_all[0]), stop) if not_by_all.size else stop
-    hidden = np.where(q >= k[first:stop], 0, -np.inf).astype(accumulator(like.dtype))
-    return slice(0, stop), from_host(hidden, namespace(like))
+    return slice(0, stop), from_host(q < k[first:stop], namespace(like))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from minitrain.array import Array, namespace
-from minitrain.comm.members import Members
-from minitrain.comm.operation import Operation, Peers, Steps, progress
+from minitrain.comm.operation import Operation, Peers, Steps
 from minitrain.comm.transport import DTYPES, PURPOSES
+
+if TYPE_CHECKING:
+    from minitrain.comm.group import Group
 
 _DTYPES = frozenset(DTYPES)
 
@@ -19,32 +21,29 @@ class Collectives:
     """Calls of a group's members that all of them make; they return results, or, not waited for,
     operations."""
 
-    _group: Members
+    _group: Group
     _waits = True
 
     def progress(self) -> None:
-        """Move on whatever this rank has in flight, without waiting."""
-        progress(self._group.transport)
+        """Move on whatever this rank has in flight, oldest first, without waiting."""
+        transport = self._group.transport
+        if transport.outbox:
+            transport.push()
+        for operation in tuple(transport.active):
+            operation.advance()
 
-    def _call(
-        self,
-        op: str,
-        algorithm: str,
-        purpose: str,
-        agreed: tuple[object, ...],
-        steps: Callable[..., Steps],
-        *args: Any,
-    ) -> Any:
+    def _call(self, op: str, algorithm: str, purpose: str, agreed: tuple[object, ...],
+              steps: Callable[..., Steps], *args: Any) -> Any:  # fmt: skip
         """Begin steps(peers, *args), which all members must call with the same `agreed`."""
         group, transport = self._group, self._group.transport
         if purpose not in PURPOSES:
             raise unknown_purpose(purpose)
-        ranks = group.ranks, group.rank, group.size
-        peers = Peers(group, op, algorithm, purpose, *ranks, agreed)
+        who = group.ranks, group.rank, group.size
+        peers = Peers(group, op, algorithm, purpose, *who, agreed)
         peers.route = transport.begin(group.channels.get(None) or group.channel(None), peers)
         generator = steps(peers, *args)
-        if transport.check_collectives:
-            generator = transport.checked(peers, generator)
+        if transport.check is not None:
+            generator = transport.check(peers, generator)
         operation = Operation(transport, generator, peers.route)
         return operation.wait() if self._waits else operation.start()
 

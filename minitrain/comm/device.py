@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from minitrain.array import Array, namespace
+from minitrain.comm.reduction import Combine
 
 
 def synchronise(x: Array) -> None:
@@ -28,22 +29,32 @@ def readable(x: Array, cuda_aware: bool) -> Array:
     return x.get(out=_pinned(x))  # waits for the stream
 
 
-def room_for(x: Array, cuda_aware: bool) -> Array:
-    """A GPU array, or pinned host memory like it, for MPI to write to; then `settle` it."""
-    if cuda_aware:
-        synchronise(x)  # whoever still reads what x held before
-        return x
-    return _pinned(x)
-
-
-def settle(room: Array, x: Array) -> None:
-    """Bring what MPI wrote to room into x."""
-    x.set(room)
-    synchronise(x)  # the pinned room may be taken for something else after this
-
-
 def _pinned(x: Array) -> Any:
     """Pinned host memory of the shape and dtype of x: the GPU can copy to and from it by itself."""
     import cupyx
 
     return cupyx.empty_pinned(x.shape, x.dtype)
+
+
+class ReceiveBuffer:
+    """Where MPI lays down a message of known size, until all of it is there.
+
+    room: out itself, or memory beside it to combine from; pinned host memory for a GPU's array.
+    """
+
+    def __init__(self, out: Array, combine: Combine | None, *, cuda_aware: bool = False) -> None:
+        self.out, self._combine = out, combine
+        self._array = out if combine is None else namespace(out).empty_like(out)
+        self.room = self._array
+        if not isinstance(out, np.ndarray) and not cuda_aware:
+            self.room = _pinned(out)
+        elif cuda_aware:
+            synchronise(out)  # whoever still reads what it held before
+
+    def settle(self) -> None:
+        """The message is there: fill out with it."""
+        if self.room is not self._array:
+            self._array.set(self.room)
+            synchronise(self._array)  # the room may be taken for something else after this
+        if self._combine is not None:
+            self._combine(self._array, self.out)

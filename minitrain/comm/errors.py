@@ -10,11 +10,8 @@ class CommError(RuntimeError):
 
 
 class DeadlockError(CommError):
-    """Every rank that still runs waits for a message that nobody is going to send.
-
-    The message tables who waits for what, where in the caller's code, and which messages lie
-    unmatched.
-    """
+    """Every rank that still runs waits for a message that nobody is going to send; its text tables
+    who waits for what, where in the caller's code, and which messages lie unmatched."""
 
 
 class RankFailedError(CommError):

@@ -10,10 +10,9 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from minitrain.array import Array
+from minitrain.array import Array, digest
 from minitrain.comm.collective import sendable, unknown_purpose
-from minitrain.comm.ledger import Ledger
-from minitrain.comm.members import Members
+from minitrain.comm.ledger import Ledger, Record
 from minitrain.comm.movements import Movements
 from minitrain.comm.operation import Operation, Peers, Steps
 from minitrain.comm.reductions import Reductions
@@ -23,36 +22,42 @@ from minitrain.comm.transport import PURPOSES, Request, Transport
 class NonBlocking(Reductions, Movements):
     """A group's collectives, not waited for: a call returns an `Operation`, to `wait()` for.
 
-    What a rank has in flight moves on whenever it waits for anything, or calls
-    `Group.progress`. All members must start the same calls in the same order; they may finish in
-    any. Under MPI the 257th that a group has in flight is started when the first has ended.
+    All members must start the same calls in the same order; they may finish in any. Under MPI the
+    257th that a group has in flight is started when the first has ended.
     """
 
     _waits = False
 
-    def __init__(self, group: Members) -> None:
+    def __init__(self, group: Group) -> None:
         self._group = group
 
 
-class Group(Members, Reductions, Movements):
-    """Some ranks, numbered from 0 to size - 1, and this rank among them.
+class Group(Reductions, Movements):
+    """Some ranks of a world, numbered from 0 to size - 1, and this rank among them.
 
     Arrays go in and new arrays come out, of any dtype of ours, any shape and stride; inputs are
     never changed. Every call takes a `purpose` for the ledger: gradient, parameter, activation,
     token, scalar or control.
+
+    Attributes:
+        ranks: the members' ranks in the world.
+        axis: the mesh axis, as the ledger names it.
+        start: the same collectives, not waited for: `group.start.all_reduce(x)` is an Operation.
+        spans_nodes: whether there are several nodes, and several of the ranks on one of them.
+        ledgers: those that are open on this group.
+        channels: tag, or None for the collectives → the channel of its messages, once needed.
     """
 
-    def __init__(
-        self,
-        transport: Transport,
-        ranks: tuple[int, ...],
-        axis: str = "world",
-        parent: Group | None = None,
-    ) -> None:
-        super().__init__(transport, ranks, axis, parent)
+    def __init__(self, transport: Transport, ranks: tuple[int, ...], axis: str = "world",
+                 parent: Group | None = None) -> None:  # fmt: skip
+        self.transport, self.ranks, self.axis = transport, ranks, axis
+        self.rank, self.size = ranks.index(transport.rank), len(ranks)
+        self.spans_nodes = 1 < len({transport.nodes[rank] for rank in ranks}) < len(ranks)
+        self.ledgers: list[Ledger] = []
+        self.channels: dict[int | None, int] = {}
+        self._parent = parent
         self._group = self
         self.start = NonBlocking(self)
-        """The same collectives, not waited for: `group.start.all_reduce(x)` is an Operation."""
 
     @property
     def seconds(self) -> float:
@@ -62,9 +67,8 @@ class Group(Members, Reductions, Movements):
 
     # Point to point.
 
-    def send(
-        self, x: Array, dest: int, *, tag: int = 0, purpose: str = "activation", header: bool = True
-    ) -> None:
+    def send(self, x: Array, dest: int, *, tag: int = 0, purpose: str = "activation",
+             header: bool = True) -> None:  # fmt: skip
         """Send x to a rank of this group; x may be changed afterwards.
 
         Returns when x is copied, or, on synchronous thread ranks, received. header=False saves
@@ -72,9 +76,8 @@ class Group(Members, Reductions, Movements):
         """
         self.isend(x, dest, tag=tag, purpose=purpose, header=header).wait()
 
-    def isend(
-        self, x: Array, dest: int, *, tag: int = 0, purpose: str = "activation", header: bool = True
-    ) -> Operation:
+    def isend(self, x: Array, dest: int, *, tag: int = 0, purpose: str = "activation",
+              header: bool = True) -> Operation:  # fmt: skip
         """Start to send x, as it is now."""
         self.check_rank(dest, "dest")
         peers = self._stream("send", tag, purpose)
@@ -90,9 +93,8 @@ class Group(Members, Reductions, Movements):
     def irecv(self, source: int, like: Array | None = None, *, tag: int = 0) -> Operation:
         """Start to receive; `wait()` gives the array."""
         self.check_rank(source, "source")
-        return self._start(
-            self._stream("receive", tag, "activation").receive(None, source, like=like)
-        )
+        peers = self._stream("receive", tag, "activation")
+        return self._start(peers.receive(None, source, like=like))
 
     def _stream(self, op: str, tag: int, purpose: str) -> Peers:
         """The members, for one message under a tag."""
@@ -126,6 +128,38 @@ class Group(Members, Reductions, Movements):
         members = [r for r in range(self.size) if table[r][0] == color]
         members.sort(key=lambda r: (table[r][1], r))
         return self.subgroup(members, axis or f"{self.axis}/{color}")
+
+    # What names the group, and counts its messages.
+
+    def check_rank(self, rank: int, what: str) -> None:
+        """Raise unless rank is one of this group's."""
+        if not 0 <= rank < self.size:
+            raise ValueError(
+                f"{what} {rank}: the group {self.axis!r} has ranks 0 to {self.size - 1}"
+            )
+
+    def channel(self, tag: int | None) -> int:
+        """The channel of a tag, or of the collectives, by which messages find the group: 63 bits
+        of the names' digest, so that making a group needs no communication."""
+        channel = self.channels.get(tag)
+        if channel is None:
+            channel = digest("channel", self.axis, self.ranks, tag) >> 65
+            kind = "a collective" if tag is None else f"tag {tag}"
+            self.transport.name(channel, f"{self}, {kind}")
+            self.channels[tag] = channel
+        return channel
+
+    def __repr__(self) -> str:
+        ranks = str(list(self.ranks)) if self.size <= 8 else f"{self.size} ranks"
+        return f"group {self.axis!r} of {ranks}"
+
+    def record(self, record: Record, nbytes: int) -> None:
+        """Count a message in the open ledgers of this group and of those that it was made from."""
+        group: Group | None = self
+        while group is not None:
+            for ledger in group.ledgers:
+                ledger.add(record, nbytes)
+            group = group._parent
 
     @contextmanager
     def ledger(self) -> Iterator[Ledger]:

@@ -12,7 +12,6 @@ from minitrain.array import Array
 if TYPE_CHECKING:
     from minitrain.comm.group import Group
 
-
 Name: TypeAlias = str | None
 """Of what is asked for; None: of all."""
 
@@ -38,32 +37,36 @@ class Ledger:
     """Messages and payload bytes that this rank sent, by op, algorithm, axis, purpose, receiver."""
 
     def __init__(self) -> None:
-        self._messages: dict[Record, int] = defaultdict(int)
-        self._bytes: dict[Record, int] = defaultdict(int)
-        self.seconds = 0.0
-        """Time that this rank spent in communication, copying and waiting; told at the end."""
+        self._counts: dict[Record, list[int]] = defaultdict(lambda: [0, 0])  # messages, bytes
+        self.seconds = 0.0  # that this rank spent in communication; told at the end
 
     def add(self, record: Record, nbytes: int) -> None:
         """Count one message of nbytes."""
-        self._messages[record] += 1
-        self._bytes[record] += nbytes
+        counts = self._counts[record]
+        counts[0] += 1
+        counts[1] += nbytes
 
-    def bytes(
-        self, op: Name = None, axis: Name = None, purpose: Name = None, algorithm: Name = None
-    ) -> int:
+    def bytes(self, op: Name = None, axis: Name = None, purpose: Name = None,
+              algorithm: Name = None) -> int:  # fmt: skip
         """Payload bytes sent: all, or those of one op, mesh axis, purpose or algorithm."""
-        return _sum(self._bytes, (op, algorithm, axis, purpose))
+        return self._sum(1, op, algorithm, axis, purpose)
 
-    def messages(
-        self, op: Name = None, axis: Name = None, purpose: Name = None, algorithm: Name = None
-    ) -> int:
+    def messages(self, op: Name = None, axis: Name = None, purpose: Name = None,
+                 algorithm: Name = None) -> int:  # fmt: skip
         """Messages sent: all, or those of one op, mesh axis, purpose or algorithm."""
-        return _sum(self._messages, (op, algorithm, axis, purpose))
+        return self._sum(0, op, algorithm, axis, purpose)
+
+    def _sum(self, which: int, *wanted: Name) -> int:
+        return sum(
+            counts[which]
+            for record, counts in self._counts.items()
+            if all(want in (None, have) for want, have in zip(wanted, record, strict=False))
+        )
 
     def by(self, field: str) -> dict[Any, int]:
         """Payload bytes sent, grouped by one field of `Record`: by("purpose"), by("dest")."""
         totals: dict[Any, int] = defaultdict(int)
-        for record, nbytes in self._bytes.items():
+        for record, (_, nbytes) in self._counts.items():
             totals[getattr(record, field)] += nbytes
         return dict(totals)
 
@@ -79,23 +82,12 @@ class Ledger:
     def table(self) -> str:
         """All that was sent by this rank, one line for each op, algorithm, axis and purpose."""
         rows: dict[tuple[str, ...], list[int]] = defaultdict(lambda: [0, 0])
-        for record, count in self._messages.items():
+        for record, (count, nbytes) in self._counts.items():
             row = rows[record[:4]]
             row[0] += count
-            row[1] += self._bytes[record]
-        head = (
-            f"{'op':<16}{'algorithm':<14}{'axis':<12}{'purpose':<12}{'messages':>10}{'bytes':>16}"
-        )
-        lines = [
-            f"{op:<16}{algorithm:<14}{axis:<12}{purpose:<12}{count:>10,}{nbytes:>16,}"
-            for (op, algorithm, axis, purpose), (count, nbytes) in sorted(rows.items())
-        ]
-        return "\n".join([head, *lines])
-
-
-def _sum(counts: dict[Record, int], wanted: tuple[str | None, ...]) -> int:
-    return sum(
-        count
-        for record, count in counts.items()
-        if all(want in (None, have) for want, have in zip(wanted, record[:4], strict=True))
-    )
+            row[1] += nbytes
+        line = "{:<16}{:<14}{:<12}{:<12}{:>10}{:>16}"
+        lines = [line.format(*Record._fields[:4], "messages", "bytes")]
+        for names, (count, nbytes) in sorted(rows.items()):
+            lines.append(line.format(*names, f"{count:,}", f"{nbytes:,}"))
+        return "\n".join(lines)

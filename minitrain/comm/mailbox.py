@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 RUNNABLE = 64
 """More threads than this that all want to run spend their time fighting for the interpreter."""
 
-Tag: TypeAlias = tuple[int, int]
-"""A route: the channel, and which call on it."""
-
 _SHOWN = 32
 """Rows of a table that are shown before the rest is counted."""
+
+Tag: TypeAlias = tuple[int, int]
+"""A route: the channel, and which call on it."""
 
 Key: TypeAlias = tuple[int, int, Tag]
 """What a message and its receive have in common: source, dest, route."""
@@ -41,8 +41,7 @@ class Message:
 
     Attributes:
         owner: the rank that sends it, or receives it.
-        array: of a send, what travels; of a receive, what has come.
-        room: of a receive, the array to receive into.
+        array: of a send, what travels; of a receive, the array to receive into, or what has come.
         expected: of a receive, what the array that comes must look like, if that is known.
         combine: of a receive, what fills the room, instead of a copy.
         given: of a send: the array is a copy, for the receiver to keep.
@@ -51,7 +50,6 @@ class Message:
     owner: ThreadTransport
     key: Key
     array: Array = None
-    room: Array = None
     expected: Array = None
     combine: Combine | None = None
     given: bool = False
@@ -66,26 +64,26 @@ class World:
     """What the thread ranks share; all of it is read and written under the lock."""
 
     def __init__(self, size: int, synchronous: bool, nodes: Sequence[int] = ()) -> None:
-        self.size = size
-        self.synchronous = synchronous
-        self.lock = threading.Lock()
+        self.size, self.synchronous, self.nodes = size, synchronous, nodes or [0] * size
+        self.ranks: list[ThreadTransport] = []  # which enter themselves
+        self.lock = threading.RLock()
         self.sent: Boxes = {}
         self.posted: Boxes = {}
         self.calls: dict[Tag, Peers] = {}
         self.names: dict[int, str] = {}
-        self.live = size
-        self.asleep = 0
+        self.live, self.asleep = size, 0
         self.ended = threading.Event()
         self.failure: BaseException | None = None
         self.slots = threading.Semaphore(RUNNABLE)
-        self.nodes = nodes or [0] * size
-        self.ranks: list[ThreadTransport] = []
-        """The ranks' transports, which enter themselves."""
 
     def fail(self, failure: BaseException) -> None:
         """The first failure ends the world: every sleeping rank wakes, and none sleeps again."""
         with self.lock:
-            self._fail(failure)
+            if self.failure is None:
+                self.failure = failure
+                for rank in self.ranks:
+                    if rank.awaited:
+                        rank.wake()
 
     def leave(self) -> None:
         """A rank has returned; those that wait may now wait for nobody."""
@@ -99,31 +97,20 @@ class World:
     def decide(self) -> None:
         """All live ranks are asleep, if there are any: a deadlock; the caller holds the lock."""
         if self.failure is None and self.live:
-            self._fail(DeadlockError(_deadlock(self)))
-
-    def _fail(self, failure: BaseException) -> None:
-        if self.failure is None:
-            self.failure = failure
-            for rank in self.ranks:
-                if rank.awaited:
-                    rank.wake()
+            self.fail(DeadlockError(_deadlock(self)))
 
     def check(self) -> None:
         """Raise if the world has failed."""
         if isinstance(self.failure, DeadlockError):
             raise DeadlockError(str(self.failure))
         if self.failure is not None:
-            raise RankFailedError(f"another rank failed: {_one_line(self.failure)}")
+            text = f"{type(self.failure).__name__}: {self.failure}"
+            raise RankFailedError(f"another rank failed: {text.splitlines()[0]}")
 
     def leftovers(self) -> str | None:
         """What was sent and never received, or the other way round; None if nothing was."""
-        ends = [end for boxes in (self.sent, self.posted) for box in boxes.values() for end in box]
-        rows = [f"  rank {end.owner.rank}: {_phrase(self, end)}" for end in ends]
-        return "\n".join(["the ranks returned and left behind:", *_shorten(rows)]) if rows else None
-
-
-def _one_line(failure: BaseException) -> str:
-    return f"{type(failure).__name__}: {failure}".splitlines()[0]
+        rows = _left(self, self.sent, self.posted)
+        return _table("the ranks returned and left behind:", rows) if rows else None
 
 
 def _deadlock(world: World) -> str:
@@ -137,19 +124,17 @@ def _deadlock(world: World) -> str:
             frame = frames.get(rank.thread)
             where = call_site(frame) if frame is not None else "an unknown place"
             rows.append(f"  rank {rank.rank} waits to {what}, at {where}")
-    done = world.size - world.live
-    head = f"deadlock: each of the {world.live} live ranks waits, and no message is on its way"
+    done, sends = world.size - world.live, _left(world, world.sent)
+    head = f"deadlock: each of the {world.live} live ranks waits, and no message is on its way:"
     tail = [f"  ranks that have already returned: {done}"] if done else []
-    return "\n".join([f"{head}:", *_shorten(rows), *tail, _unmatched_sends(world)])
+    left = _table("unmatched messages:", sends) if sends else "no message lies unmatched"
+    return "\n".join([_table(head, rows), *tail, left])
 
 
-def _unmatched_sends(world: World) -> str:
-    """Messages that were sent and not received."""
-    sends = [end for box in world.sent.values() for end in box]
-    if not sends:
-        return "no message lies unmatched"
-    rows = [f"  rank {end.key[0]}: {_phrase(world, end)}" for end in sends]
-    return "\n".join(["unmatched messages:", *_shorten(rows)])
+def _left(world: World, *boxes: Boxes) -> list[str]:
+    """The ends of messages in boxes, which have not met their other ends."""
+    ends = [end for box in boxes for queue in box.values() for end in queue]
+    return [f"  rank {end.owner.rank}: {_phrase(world, end)}" for end in ends]
 
 
 def _phrase(world: World, end: Message) -> str:
@@ -162,6 +147,6 @@ def _phrase(world: World, end: Message) -> str:
     return f"receive{what} from rank {source} ({name})"
 
 
-def _shorten(rows: list[str]) -> list[str]:
+def _table(head: str, rows: list[str]) -> str:
     more = [f"  ... and {len(rows) - _SHOWN} more"] if len(rows) > _SHOWN else []
-    return [*rows[:_SHOWN], *more]
+    return "\n".join([head, *rows[:_SHOWN], *more])

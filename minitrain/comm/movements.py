@@ -12,6 +12,7 @@ from minitrain.comm.algorithms.choose import ALGORITHMS, choose
 from minitrain.comm.algorithms.pieces import Pieces
 from minitrain.comm.collective import Collectives, check_sizes, normal_axis, sendable
 from minitrain.comm.operation import Peers, Steps
+from minitrain.comm.transport import shape_of
 
 
 class Movements(Collectives):
@@ -21,37 +22,28 @@ class Movements(Collectives):
     np.broadcast_to(x, shape)); on all ranks, since then the senders send no header.
     """
 
-    def broadcast(
-        self,
-        x: Array | None,
-        root: int = 0,
-        algorithm: str | None = None,
-        *,
-        like: Array | None = None,
-        purpose: str = "parameter",
-    ) -> Any:
+    def broadcast(self, x: Array | None, root: int = 0, algorithm: str | None = None, *,
+                  like: Array | None = None, purpose: str = "parameter") -> Any:  # fmt: skip
         """The root's x, on every rank; what the others bring as x is not looked at."""
         self._group.check_rank(root, "root")
         name = choose("broadcast", algorithm, 0 if like is None else like.nbytes, self._group)
         if like is None and name != "tree":
             raise ValueError(f"broadcast by {name} needs like: every rank must know the shape")
         known = "a header" if like is None else (like.dtype, like.shape)
-        if self._group.rank == root:
-            x = _root_array("broadcast", x, root, like)
-        else:
+        if self._group.rank != root:
             x = None if like is None else namespace(like).empty(like.shape, like.dtype)
+        elif x is None:
+            raise ValueError(f"broadcast: the root, rank {root}, brings no array")
+        else:
+            x = sendable(x)
+            if like is not None and shape_of(x) != shape_of(like):
+                what = f"brings {shape_of(x)}, but like is {shape_of(like)}"
+                raise ValueError(f"broadcast: the root, rank {root}, {what}")
         agreed = f"root {root}", known
         return self._call("broadcast", name, purpose, agreed, _broadcast, x, root, like is None)
 
-    def all_gather(
-        self,
-        x: Array,
-        axis: int = 0,
-        sizes: Sequence[int] | None = None,
-        algorithm: str | None = None,
-        *,
-        purpose: str = "parameter",
-    ) -> Any:
+    def all_gather(self, x: Array, axis: int = 0, sizes: Sequence[int] | None = None,
+                   algorithm: str | None = None, *, purpose: str = "parameter") -> Any:  # fmt: skip
         """The ranks' arrays, concatenated along an axis in the order of the ranks.
 
         sizes: each rank's size along the axis, where all ranks know them; else headers tell.
@@ -75,26 +67,16 @@ class Movements(Collectives):
         return self._call("all_gather", name, purpose, agreed, _all_gather, x, axis, sizes)
 
     def gather(self, x: Array, root: int = 0, *, purpose: str = "scalar") -> Any:
-        """At the root the list of every rank's x, which may differ in shape; None elsewhere.
-
-        Cost at the root: (n-1)(α + Vβ).
-        """
+        """At the root the list of every rank's x, which may differ in shape; None elsewhere."""
         x = sendable(x)
         self._group.check_rank(root, "root")
-        return self._call("gather", "direct", purpose, (f"root {root}",), _gather, x, root)
+        return self._call("gather", "direct", purpose, (f"root {root}",), direct.gather, x, root)
 
-    def scatter(
-        self,
-        xs: Sequence[Array] | None,
-        root: int = 0,
-        *,
-        like: Array | None = None,
-        purpose: str = "parameter",
-    ) -> Any:
+    def scatter(self, xs: Sequence[Array] | None, root: int = 0, *, like: Array | None = None,
+                purpose: str = "parameter") -> Any:  # fmt: skip
         """Rank r gets the root's xs[r]; what the others bring as xs is not looked at.
 
-        like: what this rank's own must look like; given by all ranks or by none. Cost at the root:
-        (n-1)(α + V/n·β).
+        like: what this rank's own must look like; given by all ranks or by none.
         """
         self._group.check_rank(root, "root")
         if self._group.rank == root:
@@ -105,16 +87,10 @@ class Movements(Collectives):
                 )
             xs = [sendable(x) for x in xs]
         agreed = f"root {root}", "headers" if like is None else "like"
-        return self._call("scatter", "direct", purpose, agreed, _scatter, xs, root, like)
+        return self._call("scatter", "direct", purpose, agreed, direct.scatter, xs, root, like)
 
-    def all_to_all(
-        self,
-        xs: Sequence[Array] | Array,
-        algorithm: str | None = None,
-        *,
-        like: Sequence[Array] | None = None,
-        purpose: str = "token",
-    ) -> Any:
+    def all_to_all(self, xs: Sequence[Array] | Array, algorithm: str | None = None, *,
+                   like: Sequence[Array] | None = None, purpose: str = "token") -> Any:  # fmt: skip
         """Rank r gets this rank's xs[r], and this rank gets the list of what is for it.
 
         xs: a list of arrays, which may differ in shape; or one array of shape (size, ...), for
@@ -137,18 +113,6 @@ class Movements(Collectives):
     def barrier(self) -> Any:
         """Return once every rank of the group has come here."""
         return self._call("barrier", "dissemination", "control", (), tree.barrier)
-
-
-def _root_array(op: str, x: Array | None, root: int, like: Array | None) -> Array:
-    if x is None:
-        raise ValueError(f"{op}: the root, rank {root}, brings no array")
-    x = sendable(x)
-    if like is not None and (x.dtype != like.dtype or x.shape != like.shape):
-        raise ValueError(
-            f"{op}: the root, rank {root}, brings {x.dtype} {x.shape}, but like is "
-            f"{like.dtype} {like.shape}"
-        )
-    return x
 
 
 def _broadcast(peers: Peers, x: Array | None, root: int, header: bool) -> Steps:
@@ -176,27 +140,6 @@ def _all_gather(peers: Peers, x: Array, axis: int, sizes: Sequence[int] | None) 
     return xp.concatenate([out[r].reshape(shape) for r, shape in enumerate(shapes)], axis=axis)
 
 
-def _gather(peers: Peers, x: Array, root: int) -> Steps:
-    if peers.rank != root:
-        yield (peers.send(x, root, header=True),)
-        return None
-    arrivals = {r: peers.receive(None, r) for r in range(peers.size) if r != root}
-    yield list(arrivals.values())
-    xp = namespace(x)
-    others = {r: from_host(arrival.array, xp) for r, arrival in arrivals.items()}
-    return [x.copy() if r == root else others[r] for r in range(peers.size)]
-
-
-def _scatter(peers: Peers, xs: Sequence[Array] | None, root: int, like: Array | None) -> Steps:
-    if xs is not None and peers.rank == root:
-        others = [r for r in range(peers.size) if r != root]
-        yield [peers.send(xs[r], r, header=like is None) for r in others]
-        return xs[root].copy()
-    arrival = peers.receive(None, root, like=like)
-    yield (arrival,)
-    return arrival.array
-
-
 def _all_to_all(peers: Peers, xs: Sequence[Array], like: Sequence[Array] | None) -> Steps:
     out: list[Array] = [None] * peers.size
     if like is not None:
@@ -212,6 +155,6 @@ def _all_to_all_equal(peers: Peers, x: Array) -> Steps:
     if peers.algorithm == "bruck":
         return (yield from direct.all_to_all_bruck(peers, blocks)).reshape(x.shape)
     out = namespace(x).empty_like(blocks)
-    yield from direct.all_to_all_pairwise(peers, blocks, list(out), header=False)
+    yield from direct.all_to_all_pairwise(peers, blocks, list(out))
     out[peers.rank] = blocks[peers.rank]
     return out.reshape(x.shape)

@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from types import FrameType
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from minitrain.array import Array
 from minitrain.comm.ledger import Record
-from minitrain.comm.members import Members
 from minitrain.comm.reduction import Combine
 from minitrain.comm.transport import Request, Route, Transport
 
+if TYPE_CHECKING:
+    from minitrain.comm.group import Group
+
 Steps: TypeAlias = Generator[Sequence[Request], None, Any]
 """What a collective is: yields requests, resumes when all of them are done, returns its result."""
-
 
 _HERE = str(Path(__file__).parent)
 
@@ -45,12 +46,9 @@ def call_site(frame: FrameType | None = None) -> str:
 
 def mismatch(group: object, *calls: tuple[int, str, str]) -> str:
     """Two members that made different calls: the rank, call and site of each."""
+    head = f"ranks of {group} disagree about a collective: all members must make the same calls"
     rows = [f"  rank {rank}: {call} at {site}" for rank, call, site in calls]
-    head = (
-        f"ranks of {group} disagree about a collective: all members must make the same "
-        "calls in the same order"
-    )
-    return "\n".join([head, *rows])
+    return "\n".join([f"{head} in the same order", *rows])
 
 
 @dataclass(slots=True, eq=False)
@@ -69,7 +67,7 @@ class Peers:
         entered: how many members have made this call, where that can be seen.
     """
 
-    group: Members
+    group: Group
     op: str
     algorithm: str
     purpose: str
@@ -86,44 +84,29 @@ class Peers:
         """The call with what all members must pass alike."""
         return f"{self.op}({', '.join(map(str, (self.algorithm, *self.agreed)))})"
 
-    @property
-    def nodes(self) -> list[int]:
-        """The node that each member runs on."""
-        return [self.group.transport.nodes[rank] for rank in self.ranks]
-
     def subset(self, ranks: Sequence[int]) -> Peers:
         """Some of the members, this one among them, as a group of their own in the same call."""
-        world, rank, size = [self.ranks[r] for r in ranks], ranks.index(self.rank), len(ranks)
-        call = self.group, self.op, self.algorithm, self.purpose
-        return Peers(*call, world, rank, size, route=self.route)
+        world = [self.ranks[r] for r in ranks]
+        return replace(self, ranks=world, rank=ranks.index(self.rank), size=len(ranks))
 
     def send(self, x: Array, dest: int, *, copy: bool = False, header: bool = False) -> Request:
         """Start to send x; see `Transport.send`."""
         receiver, transport = self.ranks[dest], self.group.transport
         if transport.ledgers:
             self._count(self.purpose, receiver, x.nbytes)
-            if header and (extra := transport.header_bytes(x)):
-                self._count("control", receiver, extra)
+            if header and transport.header_word:
+                self._count("control", receiver, transport.header_word * (x.ndim + 1))
         return transport.send(x, receiver, self.route, copy=copy, header=header)
 
-    def receive(
-        self,
-        out: Array | None,
-        source: int,
-        *,
-        like: Array | None = None,
-        combine: Combine | None = None,
-    ) -> Request:
-        """Start to receive into out, or, with None, what a header or `like` tells.
-
-        combine: what fills out with what has come, instead of a copy; see `Transport.receive`.
-        """
+    def receive(self, out: Array | None, source: int, *, like: Array | None = None,
+                combine: Combine | None = None) -> Request:  # fmt: skip
+        """Start to receive into out, or, with None, what a header or `like` tells; see
+        `Transport.receive`."""
         transport = self.group.transport
         return transport.receive(out, self.ranks[source], self.route, like=like, combine=combine)
 
-    def exchange(
-        self, x: Array, dest: int, out: Array, source: int, combine: Combine | None = None
-    ) -> Sequence[Request]:
+    def exchange(self, x: Array, dest: int, out: Array, source: int,
+                 combine: Combine | None = None) -> Sequence[Request]:  # fmt: skip
         """Send x to one member and receive into out from another (or the same), at once.
 
         Sent first, so that it is on its way, or the other copies it, while this goes on.
@@ -145,10 +128,8 @@ class Operation:
 
     _transport: Transport
     _steps: Steps
-    route: Route = None
-    """Of a collective: where all of its messages go, and no other operation's meanwhile."""
-    pending: Sequence[Request] = ()
-    """What it waits for."""
+    route: Route = None  # of a collective, where no other operation's messages go meanwhile
+    pending: Sequence[Request] = ()  # what it waits for
     done: bool = False
     _result: Any = None
     _error: BaseException | None = None
@@ -213,11 +194,3 @@ class Operation:
         """Give up what will not come to its end: `wait` raises the error."""
         self._error, self.done, self.pending = error, True, ()
         self._transport.active.remove(self)
-
-
-def progress(transport: Transport) -> None:
-    """Advance every operation that this rank has in flight, oldest first, and what it has sent."""
-    if transport.outbox:
-        transport.push()
-    for operation in tuple(transport.active):
-        operation.advance()

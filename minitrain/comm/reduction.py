@@ -25,22 +25,24 @@ class Combine(NamedTuple):
     first: bool = True
 
     def __call__(self, came: Array, out: Array, start: int = 0) -> None:
-        """Fill out from came, the elements of the message from start on."""
+        """Fill out from came, the elements of the message from start on; the rest follows."""
         mine = self.mine
-        part = mine if came.size == mine.size else mine[start : start + came.size]
-        left, right = (part, came) if self.first else (came, part)
+        if came.size < mine.size:
+            part = slice(start, start + came.size)
+            mine, out = mine[part], out[part]
+        left, right = (mine, came) if self.first else (came, mine)
         self.op.function(left, right, out=out)
 
 
 class Reduction:
-    """One operation on arrays of one dtype and namespace.
+    """One operation on arrays of one dtype and kind (their class).
 
     dtype: in which partial results are kept. Sums and products of fp16 and bf16 are kept in
         float32 and rounded once, at the end; everything else keeps its own dtype, so integers
         wrap around as in NumPy.
     """
 
-    def __init__(self, op: str, dtype: Any, xp: Any) -> None:
+    def __init__(self, op: str, dtype: Any, kind: Any) -> None:
         """Raises ValueError for an op that is unknown, or that has no meaning for the dtype."""
         if op not in _FUNCTIONS:
             raise ValueError(f"unknown op {op!r}: use one of {', '.join(_FUNCTIONS)}")
@@ -52,29 +54,21 @@ class Reduction:
         if dtype.kind == "c" and not arithmetic:
             raise ValueError(f"complex numbers have no {op}: they have no order")
         self.op = op
-        self.xp = xp
+        self.xp: Any = np if issubclass(kind, np.ndarray) else sys.modules[kind.__module__]
         self.kept_wider = dtype.name in _HALVES and arithmetic
         self.dtype: Any = accumulator(dtype) if self.kept_wider else dtype
-        self.function: Any = getattr(xp, _FUNCTIONS[op])
+        self.function: Any = getattr(self.xp, _FUNCTIONS[op])
 
     def __call__(self, a: Array, b: Array, out: Array) -> None:
         """out = a op b."""
         self.function(a, b, out=out)
-
-    def round(self, x: Array, out: Array) -> None:
-        """out = x in the dtype of out; a sum beyond fp16's range is inf, as it is in fp16."""
-        if x is not out:
-            with np.errstate(over="ignore"):
-                out[...] = x.astype(out.dtype, copy=False)
 
     def widened(self, x: Array) -> Array:
         """x in the dtype in which partial results are kept; x itself if it has it."""
         return x.astype(self.dtype) if self.kept_wider else x
 
     def rounded(self, x: Array, like: Array) -> Array:
-        """x in the dtype of like; x itself if it has it."""
-        if not self.kept_wider:
-            return x
+        """x in the dtype of like; a sum beyond fp16's range is inf, as it is in fp16."""
         with np.errstate(over="ignore"):
             return x.astype(like.dtype, copy=False)
 
@@ -93,9 +87,4 @@ class Reduction:
         return out
 
 
-@lru_cache(maxsize=256)
-def reduction(op: str, dtype: Any, kind: Any) -> Reduction:
-    """The reduction of these names and of arrays of this class, made once."""
-    return Reduction(
-        op, dtype, np if issubclass(kind, np.ndarray) else sys.modules[kind.__module__]
-    )
+reduction = lru_cache(maxsize=256)(Reduction)

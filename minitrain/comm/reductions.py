@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 from minitrain.array import Array
@@ -18,43 +19,28 @@ from minitrain.cut import cut_sizes
 class Reductions(Collectives):
     """op is sum, max, min or prod; fp16 and bf16 are summed in float32 and rounded once."""
 
-    def all_reduce(
-        self, x: Array, op: str = "sum", algorithm: str | None = None, *, purpose: str = "gradient"
-    ) -> Any:
+    def all_reduce(self, x: Array, op: str = "sum", algorithm: str | None = None, *,
+                   purpose: str = "gradient") -> Any:  # fmt: skip
         """The sum (max, min, prod) of every rank's x, bitwise the same on all ranks."""
         x = sendable(x)
         reduce = reduction(op, x.dtype, x.__class__)
         name = choose("all_reduce", algorithm, x.nbytes, self._group, reduce.kept_wider)
         agreed = op, x.dtype, x.shape
-        return self._call("all_reduce", name, purpose, agreed, _all_reduce, x, reduce)
+        return self._call("all_reduce", name, purpose, agreed, _reduce, x, reduce)
 
-    def reduce(
-        self,
-        x: Array,
-        root: int = 0,
-        op: str = "sum",
-        algorithm: str | None = None,
-        *,
-        purpose: str = "gradient",
-    ) -> Any:
+    def reduce(self, x: Array, root: int = 0, op: str = "sum", algorithm: str | None = None, *,
+               purpose: str = "gradient") -> Any:  # fmt: skip
         """At the root the sum (max, min, prod) of every rank's x; None elsewhere."""
         x = sendable(x)
         self._group.check_rank(root, "root")
         reduce = reduction(op, x.dtype, x.__class__)
         name = choose("reduce", algorithm, x.nbytes, self._group)
         agreed = op, x.dtype, x.shape, f"root {root}"
-        return self._call("reduce", name, purpose, agreed, _reduce, x, root, reduce)
+        return self._call("reduce", name, purpose, agreed, _reduce, x, reduce, root)
 
-    def reduce_scatter(
-        self,
-        x: Array,
-        axis: int = 0,
-        sizes: Sequence[int] | None = None,
-        op: str = "sum",
-        algorithm: str | None = None,
-        *,
-        purpose: str = "gradient",
-    ) -> Any:
+    def reduce_scatter(self, x: Array, axis: int = 0, sizes: Sequence[int] | None = None,
+                       op: str = "sum", algorithm: str | None = None, *,
+                       purpose: str = "gradient") -> Any:  # fmt: skip
         """This rank's part, along an axis, of the sum (max, min, prod) of every rank's x.
 
         sizes: each rank's part of the axis; by default as np.array_split cuts it.
@@ -67,12 +53,11 @@ class Reductions(Collectives):
         reduce = reduction(op, x.dtype, x.__class__)
         name = choose("reduce_scatter", algorithm, x.nbytes, self._group, reduce.kept_wider)
         agreed = op, x.dtype, x.shape, f"axis {axis}", sizes
-        args = x, axis, sizes, reduce
-        return self._call("reduce_scatter", name, purpose, agreed, _reduce_scatter, *args)
+        steps = _reduce_scatter, x, axis, sizes, reduce
+        return self._call("reduce_scatter", name, purpose, agreed, *steps)
 
-    def scan(
-        self, x: Array, op: str = "sum", *, exclusive: bool = False, purpose: str = "scalar"
-    ) -> Any:
+    def scan(self, x: Array, op: str = "sum", *, exclusive: bool = False,
+             purpose: str = "scalar") -> Any:  # fmt: skip
         """The sum (max, min, prod) of the x of ranks 0 to this one.
 
         exclusive: without this one's; rank 0 gets what changes nothing: 0 for a sum, 1 for a
@@ -84,42 +69,33 @@ class Reductions(Collectives):
         return self._call("scan", "doubling", purpose, agreed, _scan, x, reduce, exclusive)
 
 
-def _all_reduce(peers: Peers, x: Array, op: Reduction) -> Steps:
+def _reduce(peers: Peers, x: Array, op: Reduction, *root: int) -> Steps:
+    """The whole of what is reduced, on all ranks, or on the root only."""
     flat = x if x.ndim == 1 else x.ravel()
     if op.kept_wider and peers.algorithm != "pairwise":
         flat = op.widened(flat)
     out = op.xp.empty_like(flat)
-    yield from ALGORITHMS["all_reduce"][peers.algorithm](peers, flat, out, op)
+    yield from ALGORITHMS[peers.op][peers.algorithm](peers, flat, out, op, *root)
+    if root and peers.rank != root[0]:
+        return None
     if op.kept_wider:
         out = op.rounded(out, x)
     return out if x.ndim == 1 else out.reshape(x.shape)
 
 
-def _reduce(peers: Peers, x: Array, root: int, op: Reduction) -> Steps:
-    flat = op.widened(x.ravel())
-    out = op.xp.empty_like(flat)
-    yield from ALGORITHMS["reduce"][peers.algorithm](peers, flat, out, root, op)
-    return op.rounded(out, x).reshape(x.shape) if peers.rank == root else None
-
-
-def _reduce_scatter(
-    peers: Peers, x: Array, axis: int, sizes: Sequence[int], op: Reduction
-) -> Steps:
+def _reduce_scatter(peers: Peers, x: Array, axis: int, sizes: Sequence[int],
+                    op: Reduction) -> Steps:  # fmt: skip
     """The parts are laid one after the other, each in the shape that its rank gets it in."""
-    xp = op.xp
-    starts = [sum(sizes[:rank]) for rank in range(peers.size)]
-    before = (slice(None),) * axis
-    parts = [x[(*before, slice(a, a + size))] for a, size in zip(starts, sizes, strict=True)]
-    flat = xp.concatenate([part.ravel() for part in parts]) if axis else x.ravel()
+    before, starts = (slice(None),) * axis, [0, *accumulate(sizes)]
+    parts = [x[(*before, slice(*span))] for span in pairwise(starts)]
+    flat = op.xp.concatenate([part.ravel() for part in parts]) if axis else x.ravel()
     if peers.algorithm != "pairwise":
         flat = op.widened(flat)
     counts = [part.size for part in parts]
-    pieces, out = Pieces(flat, counts), Pieces(xp.empty_like(flat), counts)
+    pieces, out = Pieces(flat, counts), Pieces(op.xp.empty_like(flat), counts)
     yield from ALGORITHMS["reduce_scatter"][peers.algorithm](peers, pieces, out, op)
-    # An array of its own, so that the room for the other ranks' parts is freed.
-    mine = xp.empty(parts[peers.rank].shape, x.dtype)
-    op.round(out[peers.rank].reshape(mine.shape), mine)
-    return mine
+    mine = op.rounded(out[peers.rank], x)
+    return mine.reshape(parts[peers.rank].shape).copy()  # so the other ranks' room is freed
 
 
 def _scan(peers: Peers, x: Array, op: Reduction, exclusive: bool) -> Steps:

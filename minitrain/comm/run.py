@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from minitrain.comm.errors import CommError, RankFailedError
@@ -18,14 +19,8 @@ GRACE = 3.0
 """Seconds that ranks which are still computing get to notice that another one failed."""
 
 
-def run_ranks(
-    n: int,
-    fn: Callable[..., T],
-    *args: Any,
-    blas: int | None = None,
-    synchronous: bool = False,
-    nodes: Sequence[int] = (),
-) -> list[T]:
+def run_ranks(n: int, fn: Callable[..., T], *args: Any, blas: int | None = None,
+              synchronous: bool = False, nodes: Sequence[int] = ()) -> list[T]:  # fmt: skip
     """Run fn(group, *args) on n ranks, threads of this process, and return their results in order.
 
     Args:
@@ -45,11 +40,10 @@ def run_ranks(
         raise ValueError(f"run_ranks: {len(nodes)} nodes for {n} ranks; there must be one for each")
     world = thread_world(n, synchronous, nodes)
     results: list[Any] = [None] * n
+    calls = [partial(_be, rank, world, results, fn, args) for rank in range(n)]
     threads = [
-        threading.Thread(
-            target=_be, args=(rank, world, results, fn, args), name=f"rank {rank}", daemon=True
-        )
-        for rank in range(n)
+        threading.Thread(target=call, name=f"rank {rank}", daemon=True)
+        for rank, call in enumerate(calls)
     ]
     with blas_threads(blas or cores() // n):
         _run(world, threads)
@@ -60,9 +54,8 @@ def run_ranks(
     return results
 
 
-def _be(
-    rank: int, world: World, results: list[Any], fn: Callable[..., Any], args: tuple[Any, ...]
-) -> None:
+def _be(rank: int, world: World, results: list[Any], fn: Callable[..., Any],
+        args: tuple[Any, ...]) -> None:  # fmt: skip
     """Be a rank of a world: what its thread does."""
     transport = world.ranks[rank]
     transport.thread = threading.get_ident()

@@ -48,11 +48,8 @@ class ThreadTransport(Transport):
         self._gate.acquire()
 
     def begin(self, channel: int, peers: Peers) -> Tag:
-        """See `Transport.begin`: the first member leaves its call, the others compare.
-
-        Raises:
-            MismatchError: another member of the group made a different call.
-        """
+        """See `Transport.begin`: the first member leaves its call; who calls another one gets a
+        MismatchError."""
         world, tag = self.world, (channel, self.sequences[channel])
         self.sequences[channel] += 1
         peers.site, call = call_site(), (peers.op, peers.algorithm, peers.agreed)
@@ -72,9 +69,8 @@ class ThreadTransport(Transport):
         """See `Transport.route`."""
         return channel, sequence
 
-    def send(
-        self, x: Array, dest: int, route: Tag, *, copy: bool = False, header: bool = False
-    ) -> Message:
+    def send(self, x: Array, dest: int, route: Tag, *, copy: bool = False,
+             header: bool = False) -> Message:  # fmt: skip
         """See `Transport.send`. A header costs nothing: the array is handed over as an object."""
         world = self.world
         if not isinstance(x, np.ndarray):
@@ -97,21 +93,14 @@ class ThreadTransport(Transport):
             self._hand_over(message, receive)
         return message
 
-    def receive(
-        self,
-        out: Array | None,
-        source: int,
-        route: Tag,
-        *,
-        like: Array | None = None,
-        combine: Combine | None = None,
-    ) -> Message:
+    def receive(self, out: Array | None, source: int, route: Tag, *, like: Array | None = None,
+                combine: Combine | None = None) -> Message:  # fmt: skip
         """See `Transport.receive`."""
         world = self.world
         if out is not None and not isinstance(out, np.ndarray):
             device.synchronise(out)  # and what it is combined with
         expected = like if out is None else out
-        receive = Message(self, (source, self.rank, route), None, out, expected, combine)
+        receive = Message(self, (source, self.rank, route), out, expected, combine)
         message = self._match(receive, world.sent, world.posted)
         if message is not None:
             self._hand_over(message, receive)
@@ -136,21 +125,17 @@ class ThreadTransport(Transport):
 
     def _hand_over(self, message: Message, receive: Message) -> None:
         """Bring what was sent to where it is received, then tell both ends."""
-        x, room, expected = message.array, receive.room, receive.expected
+        x, room, expected = message.array, receive.array, receive.expected
         if expected is not None and (x.shape != expected.shape or x.dtype != expected.dtype):
             source, dest, _ = receive.key
-            receive.error = ValueError(
-                f"rank {dest} expected {shape_of(expected)} from rank {source}, "
-                f"which sent {shape_of(x)}"
-            )
+            text = f"rank {dest} expected {shape_of(expected)} from rank {source}"
+            receive.error = ValueError(f"{text}, which sent {shape_of(x)}")
         elif room is None:
             receive.array = x if message.given else x.copy()
+        elif receive.combine is not None:
+            receive.combine(x, room)
         else:
-            receive.array = room
-            if receive.combine is not None:
-                receive.combine(x, room)
-            else:
-                room[...] = x
+            room[...] = x
         if not isinstance(x, np.ndarray):
             device.synchronise(x)
         with self.world.lock:

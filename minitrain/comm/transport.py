@@ -1,14 +1,14 @@
 """What a collective stands on: sending and receiving arrays between the ranks of a world.
 
-Two engines are a `Transport`, ranks as threads (`threads.py`) and ranks as MPI processes (`mpi/`).
-Everything above it, from `Group` to the last collective, is the same code.
+Ranks as threads (`threads.py`) and as MPI processes (`mpi/`) have one each. All that is above it,
+from `Group` to the last collective, is the same code.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import ml_dtypes
@@ -31,20 +31,15 @@ DTYPES: tuple[np.dtype[Any], ...] = (
 """The dtypes that can be sent, in the order in which a header numbers them."""
 
 Route: TypeAlias = Any
-"""Where the messages of one stream go, as the transport made it from a channel and a sequence.
-
-Messages of one route and sender arrive in the order in which they were sent.
-"""
+"""Where the messages of one stream go, as the transport made it from a channel and a sequence; from
+one sender they arrive in the order in which they were sent."""
 
 
 class Request(Protocol):
-    """A message on its way."""
+    """A message on its way: once done, what a receive has received, or why it could not be."""
 
     array: Array
-    """What a receive has received, once done; of no meaning for a send."""
-
     error: Exception | None
-    """Why the message could not be taken, once done."""
 
     @property
     def done(self) -> bool:
@@ -52,29 +47,31 @@ class Request(Protocol):
 
 
 class Transport(ABC):
-    """One rank's way to send and receive; ranks are numbered in the whole world."""
+    """One rank's way to send and receive; ranks are numbered in the whole world.
+
+    Attributes:
+        kind: which rows of the table in choose.py hold.
+        header_word: bytes of each number in a header; 0 where arrays are handed over as objects.
+        check: steps → the same, after the members have compared their calls; None: they don't.
+        nodes: the node that each rank runs on, as numbers.
+        active: this rank's operations in flight, oldest first.
+        outbox: receiver → what was copied to be sent there and has not left yet, oldest first.
+        sequences: channel → the number of collectives started on it so far.
+        ledgers: how many are open on this rank: with none, nothing is counted.
+        seconds: the clock of `Group.seconds`, which operations move on.
+    """
 
     kind: str
-    """Which rows of the table in choose.py hold."""
-
-    check_collectives = False
-    """Whether members tell each other their calls before each collective."""
+    header_word = 0
+    check: Callable[[Peers, Steps], Steps] | None = None
 
     def __init__(self, rank: int, size: int, nodes: Sequence[int]) -> None:
-        self.rank = rank
-        self.size = size
-        self.nodes = nodes
-        """The node that each rank runs on, as numbers."""
+        self.rank, self.size, self.nodes = rank, size, nodes
         self.active: list[Operation] = []
-        """This rank's operations in flight, oldest first."""
         self.outbox: dict[int, deque[Request]] = {}
-        """Receiver → what was copied to be sent there and has not left yet, oldest first."""
         self.sequences: dict[int, int] = defaultdict(int)
-        """Channel → the number of collectives started on it so far."""
         self.ledgers = 0
-        """How many ledgers are open on this rank: with none, nothing is counted."""
         self.seconds = 0.0
-        """The clock of `Group.seconds`, which operations move on."""
 
     @property
     def local_rank(self) -> int:
@@ -82,13 +79,12 @@ class Transport(ABC):
         here = self.nodes[self.rank]
         return sum(node == here for node in self.nodes[: self.rank])
 
-    @abstractmethod
     def begin(self, channel: int, peers: Peers) -> Route:
         """The route of the next collective on a channel, whose messages no other one must take:
-        several (buckets of gradients) may be in flight.
-
-        If other members' calls can be seen, a different one is reported.
-        """
+        several may be in flight. Where the members see each other's calls, they compare them."""
+        sequence = self.sequences[channel]
+        self.sequences[channel] = sequence + 1
+        return self.route(channel, sequence)
 
     @abstractmethod
     def route(self, channel: int, sequence: int) -> Route:
@@ -99,9 +95,8 @@ class Transport(ABC):
         """
 
     @abstractmethod
-    def send(
-        self, x: Array, dest: int, route: Route, *, copy: bool = False, header: bool = False
-    ) -> Request:
+    def send(self, x: Array, dest: int, route: Route, *, copy: bool = False,
+             header: bool = False) -> Request:  # fmt: skip
         """Start to send the contiguous array x.
 
         copy: x may be changed as soon as this returns. Without it, x must stay as it is until the
@@ -110,15 +105,8 @@ class Transport(ABC):
         """
 
     @abstractmethod
-    def receive(
-        self,
-        out: Array | None,
-        source: int,
-        route: Route,
-        *,
-        like: Array | None = None,
-        combine: Combine | None = None,
-    ) -> Request:
+    def receive(self, out: Array | None, source: int, route: Route, *, like: Array | None = None,
+                combine: Combine | None = None) -> Request:  # fmt: skip
         """Start to receive a message.
 
         out: the contiguous array to receive into; the message must have its size, and no header.
@@ -143,14 +131,6 @@ class Transport(ABC):
                 queue.popleft()
             if not queue:
                 del self.outbox[dest]
-
-    def checked(self, peers: Peers, steps: Steps) -> Steps:
-        """steps, after the members have compared their calls, where `check_collectives` says so."""
-        return steps
-
-    def header_bytes(self, x: Array) -> int:
-        """What a header adds to the message x: 0 where arrays are handed over as objects."""
-        return 0
 
 
 def shape_of(x: Any) -> str:

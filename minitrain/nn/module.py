@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from minitrain.array import digest, from_host, stream
+from minitrain.array import cast, digest, from_host, stream
 from minitrain.autograd.tensor import Tensor
 from minitrain.errors import UserError
 
@@ -128,7 +128,7 @@ class Module:
             parameter.name = name
 
     def replace(self, path: str, module: Module) -> None:
-        """Put another module at a path, such as "blocks.0.mlp"."""
+        """Put another module at a path, such as "blocks.0.mlp"; what has no name yet gets one."""
         *parents, last = path.split(".")
         owner: Any = self
         for part in parents:
@@ -138,11 +138,16 @@ class Module:
         else:
             setattr(owner, last, module)
         module.path = path
+        for inner, found in module.modules(path):
+            found.path = found.path or inner
+            for name, child in found.children():
+                if isinstance(child, Parameter):
+                    child.name = child.name or f"{inner}.{name}"
 
     def initialize(self, seed: int = 0, dtype: str = "float32", xp: Any = np) -> Module:
         """Fill every parameter with its initial value, on the host (xp=numpy) or a GPU (cupy)."""
         for parameter in self.parameters().values():
-            parameter.array = from_host(parameter.initial(seed).astype(dtype), xp)
+            parameter.array = from_host(cast(parameter.initial(seed), dtype), xp)
         return self
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from minitrain.batch import Batch
+from minitrain.layout import Layout
 from minitrain.machine import blas_threads
 from minitrain.nn import CrossEntropy, GPTConfig, LlamaConfig
 from minitrain.nn.config import Config
@@ -28,6 +29,12 @@ OPTIMIZERS: dict[str, Optimizer] = {
 }
 
 
+def micro_batches_of(layout: Layout) -> int:
+    """How many micro-batches a layout is verified with where nothing is said: more than one, so
+    that they are added; for a pipeline some more, so that its ranks work at the same time."""
+    return 4 if layout.pp > 1 else 2
+
+
 @dataclass(frozen=True)
 class Task:
     """What is trained for a verification, on every layout alike.
@@ -41,6 +48,7 @@ class Task:
         clip: the largest global norm; small, so that clipping is active.
         bucket: bytes of gradient that are reduced together; few, so that there are many buckets.
         seed: of weights, data and dropout.
+        stages: blocks of each stage of a pipeline, see parallelize.
         frozen: patterns of the names of parameters that are not trained.
         recompute: see parallelize; on one device nothing is computed twice.
         strategies: of one's own, see parallelize.
@@ -56,6 +64,7 @@ class Task:
     clip: float | None = 0.5
     bucket: int = 1 << 16
     seed: int = 0
+    stages: tuple[int, ...] | None = None
     frozen: tuple[str, ...] = ()
     recompute: str = "none"
     strategies: tuple[Strategy, ...] = ()

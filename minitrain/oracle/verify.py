@@ -26,7 +26,7 @@ from minitrain.oracle.compare import (
 from minitrain.oracle.coverage import uncovered
 from minitrain.oracle.faults import planted
 from minitrain.oracle.reference import Trace
-from minitrain.oracle.task import NANO, Task
+from minitrain.oracle.task import NANO, Task, micro_batches_of
 from minitrain.parallel import Mesh, ParallelModel, parallelize
 from minitrain.parallel.table import check_layout
 from minitrain.train.step import Stepper
@@ -69,15 +69,15 @@ def verify(
     """Train with a layout on thread ranks and hold every tensor of every rank against one device.
 
     Args:
-        fault: the name of a known fault to plant (oracle.mutants), to see it found.
-        task: fields of Task, such as steps=20.
+        fault: the name of a known fault to plant (oracle.faults), to see it found.
+        task: fields of Task, such as steps=20; micro_batches are 4 with a pipeline, else 2.
 
     Raises:
         LayoutError: a layout that does not fit. DeadlockError: ranks that wait for ever.
     """
     layout = Layout.parse(layout) if isinstance(layout, str) else layout
-    work = Task(model=model_config, **task)
-    check_layout(layout, model_config, micro_batches=work.micro_batches)
+    work = Task(model=model_config, **{"micro_batches": micro_batches_of(layout), **task})
+    check_layout(layout, model_config, micro_batches=work.micro_batches, stages=work.stages)
     reference = work.reference()
     with planted(fault):
         rows = run_ranks(
@@ -101,6 +101,7 @@ def verify_rank(
                 dtype="float64",
                 xp=xp,
                 bucket=task.bucket,
+                stages=task.stages,
                 recompute=task.recompute,
                 frozen=task.frozen,
                 strategies=task.strategies,

@@ -107,7 +107,7 @@ def _declared(
     """What this rank keeps of the declared model, where parameters go, and its own chunks."""
     layout = mesh.layout
     config = model if isinstance(model, (GPTConfig, LlamaConfig)) else model.config
-    check_layout(layout, config, micro_batches=micro_batches)
+    check_layout(layout, config, micro_batches=micro_batches, stages=stages)
     own = chunks_of(config, layout, stages)[mesh.coordinates["pp"]]
     if config is model:
         links = {link for chunk in own for link in chunk}

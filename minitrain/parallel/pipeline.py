@@ -50,6 +50,10 @@ class Boundaries:
     """What passes between the virtual stages, from rank to rank or within this one.
 
     All transfers over a boundary in one direction go in the order of their micro-batches.
+
+    Attributes:
+        here: what stays on this rank, for another of its virtual stages.
+        leaving: sends that have not been waited for.
     """
 
     def __init__(self, group: Group):
@@ -62,21 +66,18 @@ class Boundaries:
         if transfer.target == self.group.rank:
             self.here[transfer] = x
         else:
-            tag = 2 * transfer.boundary + transfer.gradient
-            self.leaving.append(self.group.isend(x, transfer.target, tag=tag, purpose="activation"))
+            self.leaving.append(self.group.isend(x, transfer.target, tag=self.tag(transfer)))
 
     def take(self, transfer: Transfer) -> Array:
         """What the virtual stage before (or, of a gradient, the one after) has made."""
         if transfer.source == self.group.rank:
             return self.here.pop(transfer)
-        tag = 2 * transfer.boundary + transfer.gradient
-        return self.group.recv(transfer.source, tag=tag)
+        return self.group.recv(transfer.source, tag=self.tag(transfer))
 
-    def finish(self) -> None:
-        """The step is over: wait until all that was sent has left."""
-        for operation in self.leaving:
-            operation.wait()
-        self.leaving.clear()
+    @staticmethod
+    def tag(transfer: Transfer) -> int:
+        """Each boundary has its own in each direction: two ranks may share several of them."""
+        return 2 * transfer.boundary + transfer.gradient
 
 
 def keep(model: Any, chunks: Sequence[range]) -> None:

@@ -32,6 +32,7 @@ from collections.abc import Callable
 from minitrain.array import Array, namespace
 from minitrain.autograd.function import Function, Grads, Needs
 from minitrain.autograd.tensor import Tensor
+from minitrain.comm.collective import normal_axis
 from minitrain.comm.group import Group
 from minitrain.cut import cut_sizes
 
@@ -48,7 +49,7 @@ class Copy(Function):
         self.group = group
         return x
 
-    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+    def vjp(self, grad_out: Array, needs: Needs) -> Grads:
         return (self.group.all_reduce(grad_out, purpose=PURPOSE),)
 
 
@@ -58,7 +59,7 @@ class Reduce(Function):
     def forward(self, x: Array, *, group: Group) -> Array:
         return group.all_reduce(x, purpose=PURPOSE)
 
-    def vjp(self, grad_out: Array, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+    def vjp(self, grad_out: Array, needs: Needs) -> Grads:
         return (grad_out,)
 
 
@@ -73,7 +74,8 @@ def reduce(x: Tensor, group: Group) -> Tensor:
 
 
 def own(x: Array, axis: int, sizes: list[int], rank: int) -> Array:
-    """A rank's part of x along an axis, by the sizes of all parts."""
+    """A rank's part of x along an axis, by the sizes of all parts; -1 is the last axis."""
+    axis = normal_axis("a rank's part", x, axis)
     start = sum(sizes[:rank])
     return x[(slice(None),) * axis + (slice(start, start + sizes[rank]),)]
 

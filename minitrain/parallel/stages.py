@@ -33,6 +33,11 @@ def schedule_of(layout: Layout, micro_batches: int) -> Schedule:
     """
     if layout.pp == 1:
         return one_stage(micro_batches)
+    if layout.schedule == "zb-auto":
+        raise LayoutError(
+            "zb-auto is a search for given times, and training has none; see it with `minitrain "
+            f"schedule zb-auto --pp {layout.pp}`, and train with zb-h1 or zb-v"
+        )
     chunks = layout.chunks if layout.chunks > 1 else None
     return build(str(layout.schedule), layout.pp, micro_batches, chunks)
 
@@ -63,8 +68,8 @@ def _check(sizes: list[int], layers: int, count: int) -> None:
     if len(sizes) != count or sum(sizes) != layers or min(sizes) < 0:
         raise LayoutError(
             f"stages {','.join(map(str, sizes))} have {sum(sizes)} blocks on {len(sizes)} stages, "
-            f"but the model has {layers} blocks and the layout {count} stages; give {count} "
-            f"numbers that add up to {layers}"
+            f"but the model has {layers} blocks and the layout {count} stage(s); give {count} "
+            f"number(s) that add up to {layers}, or none for a cut by cost"
         )
 
 

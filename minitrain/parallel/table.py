@@ -159,12 +159,14 @@ def check_layout(
     *,
     batch: int | None = None,
     micro_batches: int = 1,
+    stages: Sequence[int] | None = None,
     frozen: Collection[str] = (),
 ) -> None:
     """Refuse a layout that cannot run a model of a configuration's sizes; nothing is sent for it.
 
     Args:
         batch, micro_batches: sequences of the global batch, and what it is cut into.
+        stages: blocks of each (virtual) stage of the pipeline; by cost where None.
         frozen: patterns of the names of parameters that are not trained.
 
     Raises:
@@ -181,6 +183,7 @@ def check_layout(
         vocab=config.vocab,
         context=config.context,
     )
+    chunks_of(config, layout, stages)
     if frozen:
         placements(config, layout, frozen=frozen)
 

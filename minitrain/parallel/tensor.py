@@ -29,10 +29,10 @@ from minitrain.autograd import functional as F
 from minitrain.autograd.tensor import Tensor
 from minitrain.comm.group import Group
 from minitrain.nn import AttentionCore, Linear, Module
+from minitrain.parallel.cut_vocabulary import VocabularyCrossEntropy, VocabularyTable
 from minitrain.parallel.cuts import CUTS, Cut, kind_of
 from minitrain.parallel.regions import Region
 from minitrain.parallel.table import Placements
-from minitrain.parallel.vocabulary import VocabularyCrossEntropy, VocabularyTable
 
 
 class Consumer(Module):

@@ -6,14 +6,14 @@ through a chunk of the model are all there is, in the order that the schedule te
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from minitrain.array import Array, namespace
 from minitrain.autograd.deferral import Backward
-from minitrain.autograd.engine import accumulate
+from minitrain.autograd.engine import Pass, accumulate
 from minitrain.autograd.tensor import Tensor, no_grad
 from minitrain.batch import Batch
 from minitrain.comm.group import Group
@@ -25,13 +25,7 @@ from minitrain.parallel.pipeline import Boundaries, Turn, turns_of
 from minitrain.parallel.reduce import Reducer
 from minitrain.parallel.stages import schedule_of
 from minitrain.parallel.table import Placements
-from minitrain.schedules import (
-    BACKWARD,
-    BACKWARD_INPUTS,
-    BACKWARD_WEIGHTS,
-    FORWARD,
-    Schedule,
-)
+from minitrain.schedules import BACKWARD_INPUTS, BACKWARD_WEIGHTS, FORWARD, Schedule
 
 
 class Loss(NamedTuple):
@@ -54,23 +48,20 @@ class Worker:
         chunks: the links of the chain in each chunk.
         pp: the ranks of the pipeline.
         seed: of the run, for dropout.
+
+    Attributes:
+        turns: what this rank does in a step, in order.
+        waiting: by micro-batch and chunk, what its backward needs: what came in and what was made
+            of it, or the rest of a backward in two parts.
     """
 
     def __init__(self, module: Any, chunks: Sequence[range], schedule: Schedule, pp: Group,
                  reducer: Reducer, seed: int):  # fmt: skip
         self.module, self.reducer, self.seed = module, reducer, seed
         self.chunks = [[module.link(link) for link in chunk] for chunk in chunks]
-        self.boundaries, route = Boundaries(pp), schedule.route
-        self.turns = turns_of(schedule, pp.rank)
-        # By chunk, the pass after which it adds nothing more to any gradient.
-        weights = (BACKWARD, BACKWARD_WEIGHTS)
-        self.last = {turn.chunk: turn.micro_batch for turn in self.turns if turn.kind in weights}
-        own = route.of_rank[pp.rank]
-        self.is_last = [stage == route.virtual_stages - 1 for stage in own]
-        self.forwards = [
-            turn for turn in self.turns if (turn.kind, turn.micro_batch) == (FORWARD, 0)
-        ]
-        self.forwards.sort(key=lambda turn: turn.chunk)
+        self.boundaries, self.turns = Boundaries(pp), turns_of(schedule, pp.rank)
+        self.last = schedule.micro_batches - 1  # each chunk adds to gradients in their order
+        self.waiting: dict[tuple[int, int], Any] = {}
 
     def run(self, parts: list[Part], scale: float) -> float:
         """Forward and backward of all parts: this rank's share of the loss; gradients are sums.
@@ -78,80 +69,87 @@ class Worker:
         Args:
             scale: what the loss is multiplied by for the backward.
         """
-        passes: dict[tuple[int, int], tuple[Tensor | None, Any]] = {}
         value = 0.0
         self.reducer.begin()
         for turn in self.turns:
-            at = turn.micro_batch, turn.chunk
-            came = None if turn.take is None else self.boundaries.take(turn.take)
-            made: Array | None = None
             if turn.kind == FORWARD:
-                entry, out = self.forward(parts[turn.micro_batch], turn.chunk, came, training=True)
-                passes[at] = entry, out
-                made = out.array
-                value += out.item() if self.is_last[turn.chunk] else 0.0
+                entry, out = self.forward(parts[turn.micro_batch], turn, training=True)
+                self.waiting[turn.micro_batch, turn.chunk] = entry, out
+                value += self._hand_on(turn, out)
             elif turn.kind == BACKWARD_WEIGHTS:
-                self._weights(passes.pop(at)[1], turn.chunk)
+                running = self.waiting.pop((turn.micro_batch, turn.chunk))
+                self._add_weights(turn, running.run_weights)
             else:
-                entry, out = passes.pop(at)
-                running = self._backward(out, scale if self.is_last[turn.chunk] else came, turn)
-                if turn.kind == BACKWARD_INPUTS:
-                    running.run_activations()
-                    passes[at] = None, running
-                else:
-                    self._weights(running, turn.chunk)
-                made = None if entry is None else self._gradient(entry)
-            if turn.give is not None:
-                self.boundaries.give(turn.give, made)
-        self.boundaries.finish()
+                self.backward(turn, scale)
+        self._wait_for_sends()
         self.reducer.finish()
         return value
 
     def evaluate(self, part: Part) -> float:
         """This rank's share of a part's plain loss, without gradients."""
         value = 0.0
+        firsts = [turn for turn in self.turns if turn[:2] == (FORWARD, 0)]
         with no_grad():
-            for turn in self.forwards:
-                came = None if turn.take is None else self.boundaries.take(turn.take)
-                _, out = self.forward(part, turn.chunk, came, training=False)
-                if turn.give is not None:
-                    self.boundaries.give(turn.give, out.array)
-                else:
-                    value = out.item()
-        self.boundaries.finish()
+            for turn in sorted(firsts, key=lambda turn: turn.chunk):
+                _, out = self.forward(part, turn, training=False)
+                value += self._hand_on(turn, out)
+        self._wait_for_sends()
         return value
 
-    def forward(
-        self, part: Part, chunk: int, came: Array | None, *, training: bool
-    ) -> tuple[Tensor | None, Tensor]:
-        """What came into a chunk, as a leaf, and what the chunk makes of it: at the end of the
+    def forward(self, part: Part, turn: Turn, *, training: bool) -> tuple[Tensor | None, Tensor]:
+        """What comes into a chunk, as a leaf, and what the chunk makes of it: at the end of the
         chain a part's loss, already divided by the tokens of the global batch."""
-        entry = None if came is None else Tensor(came, requires_grad=training)
+        entry = None
+        if turn.take is not None:
+            entry = Tensor(self.boundaries.take(turn.take), requires_grad=training)
         x: Any = part.tokens if entry is None else entry
         with window(part.window(self.seed, training)):
-            for link in self.chunks[chunk]:
+            for link in self.chunks[turn.chunk]:
                 x = link(x, part.positions)
-            if self.is_last[chunk]:
+            if turn.give is None:
                 x = self.module.loss(x, part.labels, total=part.total)
         if training and not x.requires_grad:  # all is frozen, and its backward has nothing to do
             x = Tensor(x.array, requires_grad=True)
         return entry, x
 
-    def _backward(self, out: Tensor, grad_out: Any, turn: Turn) -> Backward:
-        """A part's backward; in a chunk's last pass, buckets start as gradients become final."""
-        last = self.reducer.every_pass or self.last[turn.chunk] == turn.micro_batch
-        return Backward(
+    def _hand_on(self, turn: Turn, out: Tensor) -> float:
+        """Send what a forward has made; at the end of the chain it is a loss, which is returned."""
+        if turn.give is None:
+            return out.item()
+        self.boundaries.give(turn.give, out.array)
+        return 0.0
+
+    def backward(self, turn: Turn, scale: float) -> None:
+        """A part's backward through a chunk, or its first half, and what that sends back.
+
+        In the last pass of a chunk, buckets start as gradients become final.
+        """
+        entry, out = self.waiting.pop(key := (turn.micro_batch, turn.chunk))
+        last = self.reducer.every_pass or turn.micro_batch == self.last
+        running = (Backward if turn.kind == BACKWARD_INPUTS else Pass)(
             out,
-            grad_out,
+            scale if turn.take is None else self.boundaries.take(turn.take),
             sink=self._accumulate,
             on_final=self._on_final if last else None,
             after_node=self.reducer.progress if last else None,
         )
+        if isinstance(running, Backward):
+            running.run_activations()
+            self.waiting[key] = running
+        else:
+            self._add_weights(turn, running.run)
+        if turn.give is not None:
+            self.boundaries.give(turn.give, _gradient(entry))
 
-    def _weights(self, running: Backward, chunk: int) -> None:
-        """Add the gradients of the weights, or of all where none have been made yet."""
-        self.reducer.begin_pass(chunk)
-        running.run_weights() if "activations" not in running.owed else running.run()
+    def _wait_for_sends(self) -> None:
+        """All that was sent has left, and nothing of it is in flight in the next step."""
+        while self.boundaries.leaving:
+            self.boundaries.leaving.pop().wait()
+
+    def _add_weights(self, turn: Turn, run: Callable[[], None]) -> None:
+        """A pass that adds to the gradients of a chunk's weights."""
+        self.reducer.begin_pass(turn.chunk)
+        run()
         self.reducer.end_pass()
 
     def _accumulate(self, leaf: Tensor, grad: Array, shared: bool) -> None:
@@ -163,12 +161,12 @@ class Worker:
         if isinstance(leaf, Parameter):
             self.reducer.on_final(leaf)
 
-    def _gradient(self, entry: Tensor) -> Array:
-        """The gradient of what came in, rounded as between any two nodes."""
-        grad = (
-            entry.grad if entry.grad is not None else namespace(entry.array).zeros_like(entry.array)
-        )
-        return grad.astype(entry.dtype, copy=False)
+
+def _gradient(entry: Tensor) -> Array:
+    """The gradient of what came in, rounded as between any two nodes."""
+    if entry.grad is None:
+        return namespace(entry.array).zeros_like(entry.array)
+    return entry.grad.astype(entry.dtype, copy=False)
 
 
 class ParallelModel:

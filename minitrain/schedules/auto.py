@@ -15,14 +15,13 @@ from collections.abc import Callable
 from itertools import islice
 
 from minitrain.errors import UserError
-
-from .fill import Filling, Goal, fill
-from .instruction import BACKWARD_INPUTS, FORWARD, Schedule
-from .memory import peaks
-from .route import Route
-from .seeds import Order, Pass, Seed, hand_made, seeds
-from .simulate import simulate
-from .times import Times
+from minitrain.schedules.fill import Filling, Goal, fill
+from minitrain.schedules.instruction import BACKWARD_INPUTS, FORWARD, Schedule
+from minitrain.schedules.memory import peaks
+from minitrain.schedules.route import Route
+from minitrain.schedules.seeds import Order, Pass, Seed, hand_made, seeds
+from minitrain.schedules.simulate import simulate
+from minitrain.schedules.times import Times
 
 NAME = "zb-auto"
 # How many instructions a search may simulate, at about 4 µs each.

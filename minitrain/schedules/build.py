@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from minitrain.errors import UserError
-
-from .classic import gpipe, interleaved, one_f_one_b
-from .instruction import Schedule
-from .vshape import dualpipe_v, v_half, v_min, zb_v
-from .zero_bubble import zb_h1, zb_h2
+from minitrain.schedules.classic import gpipe, interleaved, one_f_one_b
+from minitrain.schedules.instruction import Schedule
+from minitrain.schedules.vshape import dualpipe_v, v_half, v_min, zb_v
+from minitrain.schedules.zero_bubble import zb_h1, zb_h2
 
 STRAIGHT: dict[str, Callable[[int, int], Schedule]] = {
     "gpipe": gpipe,

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from minitrain.errors import UserError
-
-from .instruction import (
+from minitrain.schedules.instruction import (
     BACKWARD,
     BACKWARD_INPUTS,
     BACKWARD_WEIGHTS,
@@ -22,9 +21,9 @@ from .instruction import (
     pack,
     text,
 )
-from .memory import peak
-from .simulate import simulate
-from .transfer import before
+from minitrain.schedules.memory import peak
+from minitrain.schedules.simulate import simulate
+from minitrain.schedules.transfer import before
 
 ROUNDING = 1e-9
 

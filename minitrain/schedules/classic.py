@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from minitrain.cut import cut_sizes
-
-from .instruction import BACKWARD, FORWARD, Schedule, pack
-from .route import Route
+from minitrain.schedules.instruction import BACKWARD, FORWARD, Schedule, pack
+from minitrain.schedules.route import Route
 
 # (micro-batch, chunk) in the order in which a rank does them.
 Order = list[tuple[int, int]]

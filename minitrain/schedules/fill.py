@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .instruction import BACKWARD_WEIGHTS, FORWARD, Schedule, pack, unpack
-from .route import Route
-from .times import Times
+from minitrain.schedules.instruction import BACKWARD_WEIGHTS, FORWARD, Schedule, pack, unpack
+from minitrain.schedules.route import Route
+from minitrain.schedules.times import Times
 
 NEVER = float("inf")
 ROUNDING = 1e-9

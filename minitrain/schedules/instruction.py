@@ -12,8 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from minitrain.errors import UserError
-
-from .route import Route
+from minitrain.schedules.route import Route
 
 # Zero Bubble's names: F; B is its "backward for inputs" and W its "backward for weights". Here B is
 # the whole backward, as in 1F1B, and I the part for inputs.

@@ -11,30 +11,39 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .instruction import BACKWARD, BACKWARD_INPUTS, BACKWARD_WEIGHTS, FORWARD, KIND_MASK, Schedule
+from minitrain.schedules.instruction import (
+    BACKWARD,
+    BACKWARD_INPUTS,
+    BACKWARD_WEIGHTS,
+    FORWARD,
+    KIND_MASK,
+    Schedule,
+)
 
 
-def levels(schedule: Schedule, rank: int, kept: float = 1.0) -> Iterator[float]:
-    """What a rank holds from the start of each of its instructions on.
+def levels(schedule: Schedule, rank: int, kept: float = 1.0) -> Iterator[tuple[float, float]]:
+    """What a rank holds during each of its instructions, and after it.
 
     A forward's memory counts from its start, a backward's is free at its end.
     """
-    share, held, freed = 1 / schedule.chunks, 0, 0.0
-    change = {BACKWARD: (1, 0.0), BACKWARD_INPUTS: (1, kept), BACKWARD_WEIGHTS: (0, -kept)}
+    share = 1 / schedule.chunks
+    change = {
+        FORWARD: (1, 0.0),
+        BACKWARD: (-1, 0.0),
+        BACKWARD_INPUTS: (-1, kept),
+        BACKWARD_WEIGHTS: (0, -kept),
+    }
+    whole, part, held = 0, 0.0, 0.0  # apart, so that whole ones are added without rounding
     for code in schedule.ranks[rank]:
-        kind = code & KIND_MASK
-        if kind == FORWARD:
-            held += 1
-            yield (held + freed) * share
-        else:
-            yield (held + freed) * share
-            whole, part = change[kind]
-            held, freed = held - whole, freed + part
+        more = change[code & KIND_MASK]
+        whole, part, before = whole + more[0], part + more[1], held
+        held = (whole + part) * share
+        yield max(before, held), held
 
 
 def peak(schedule: Schedule, rank: int, kept: float = 1.0) -> float:
     """The most that a rank holds."""
-    return max(levels(schedule, rank, kept), default=0.0)
+    return max((during for during, _ in levels(schedule, rank, kept)), default=0.0)
 
 
 def peaks(schedule: Schedule, kept: float = 1.0) -> list[float]:

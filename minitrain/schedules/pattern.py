@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 
-from .instruction import BACKWARD_INPUTS, FORWARD, pack
+from minitrain.schedules.instruction import BACKWARD_INPUTS, FORWARD, pack
 
 PERIOD = 6
 # The passes of a rank with their chunk, in the order in which a micro-batch takes them.

@@ -11,11 +11,17 @@ from dataclasses import dataclass
 from itertools import product
 
 from minitrain.errors import UserError
-
-from .build import HAND_MADE, build
-from .fill import NEVER, Goal
-from .instruction import BACKWARD_INPUTS, BACKWARD_WEIGHTS, FORWARD, Schedule, pack, unpack
-from .pattern import patterns
+from minitrain.schedules.build import HAND_MADE, build
+from minitrain.schedules.fill import NEVER, Goal
+from minitrain.schedules.instruction import (
+    BACKWARD_INPUTS,
+    BACKWARD_WEIGHTS,
+    FORWARD,
+    Schedule,
+    pack,
+    unpack,
+)
+from minitrain.schedules.pattern import patterns
 
 Pass = tuple[int, int]
 Order = list[Pass]

@@ -10,8 +10,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from minitrain.errors import UserError
-
-from .instruction import (
+from minitrain.schedules.instruction import (
     BACKWARD_WEIGHTS,
     CHUNK_MASK,
     CHUNK_SHIFT,
@@ -21,7 +20,7 @@ from .instruction import (
     Schedule,
     unpack,
 )
-from .times import Times
+from minitrain.schedules.times import Times
 
 ABSENT = -1.0
 

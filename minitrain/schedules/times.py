@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from minitrain.errors import UserError
-
-from .instruction import BACKWARD, BACKWARD_INPUTS, BACKWARD_WEIGHTS, FORWARD
-from .route import Route
+from minitrain.schedules.instruction import BACKWARD, BACKWARD_INPUTS, BACKWARD_WEIGHTS, FORWARD
+from minitrain.schedules.route import Route
 
 
 @dataclass(frozen=True)

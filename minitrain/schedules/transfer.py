@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from .instruction import BACKWARD_WEIGHTS, FORWARD, Schedule
-from .route import Route
+from minitrain.schedules.instruction import BACKWARD_WEIGHTS, FORWARD, Schedule
+from minitrain.schedules.route import Route
 
 
 class Transfer(NamedTuple):

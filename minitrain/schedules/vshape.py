@@ -11,12 +11,18 @@ from collections import deque
 from collections.abc import Sequence
 
 from minitrain.errors import UserError
-
-from .fill import Goal, fill
-from .instruction import BACKWARD, BACKWARD_INPUTS, BACKWARD_WEIGHTS, FORWARD, Schedule, pack
-from .pattern import patterns
-from .route import Route
-from .times import Times
+from minitrain.schedules.fill import Goal, fill
+from minitrain.schedules.instruction import (
+    BACKWARD,
+    BACKWARD_INPUTS,
+    BACKWARD_WEIGHTS,
+    FORWARD,
+    Schedule,
+    pack,
+)
+from minitrain.schedules.pattern import patterns
+from minitrain.schedules.route import Route
+from minitrain.schedules.times import Times
 
 F0, F1 = (FORWARD, 0), (FORWARD, 1)
 B0, B1 = (BACKWARD, 0), (BACKWARD, 1)

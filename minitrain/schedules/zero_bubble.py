@@ -8,8 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .instruction import BACKWARD_INPUTS, BACKWARD_WEIGHTS, FORWARD, Schedule, pack
-from .route import Route
+from minitrain.schedules.instruction import (
+    BACKWARD_INPUTS,
+    BACKWARD_WEIGHTS,
+    FORWARD,
+    Schedule,
+    pack,
+)
+from minitrain.schedules.route import Route
 
 
 def zb_h1(stages: int, micro_batches: int) -> Schedule:

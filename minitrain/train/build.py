@@ -64,6 +64,7 @@ def stepper_of(
         dtype=config.run.dtype,
         xp=xp,
         recompute=config.run.recompute,
+        stages=config.run.stage_sizes,
         frozen=config.optimizer.frozen_patterns,
     )
     optimizer, scale = optimizer_of(config.optimizer), None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,6 +29,9 @@ from minitrain.train.step import Stepper, StepResult
 
 class Reporter(Protocol):
     """Who is told what happens, on rank 0."""
+
+    def opened(self, folder: Path) -> None:
+        """The run has its folder, and begins."""
 
     def step(self, record: dict[str, Any]) -> None:
         """A step is done."""
@@ -59,6 +62,7 @@ class Run:
         start: the checkpoint to go on from; None to start from nothing.
         notes: remarks for the user, one line each.
         xp: where ranks compute: numpy, or cupy on the GPU that each has taken.
+        blas: BLAS threads of each rank, as before the run was resumed; None: what suits it.
         stop: where any rank has a signal, all ranks stop after the same step, and save.
     """
 
@@ -69,6 +73,7 @@ class Run:
     start: Path | None
     notes: tuple[str, ...] = ()
     xp: Any = np
+    blas: int | None = None
     stop: Stop = field(default_factory=Stop)
 
 
@@ -81,6 +86,7 @@ class Outcome:
         loss: of the last step.
         val_loss, val_bits_per_byte: of the last evaluation; None if there was none.
         stopped: the signal that ended it before its last step; 0 if it came to its end.
+        run_dir: the folder that it is kept in.
     """
 
     steps: int
@@ -88,17 +94,19 @@ class Outcome:
     val_loss: float | None
     val_bits_per_byte: float | None
     stopped: int
+    run_dir: str = field(default="", compare=False)
 
 
 def train(group: Group, run: Run, reporter: Reporter | None = None) -> Outcome:
     """Do a run as one of its ranks; every rank returns the same outcome.
 
-    Rank 0 makes the folder, once all ranks have come here, writes to it and tells the reporter.
+    Rank 0 makes the folder, once all ranks have come here, writes to it and tells the reporter. It
+    is locked until the run ends.
 
     Raises:
         TrainingError: a gradient that is not finite. WriteError: a disk that is full.
         CheckpointError: a checkpoint to start from that is broken, before anything is written.
-        FolderError: a folder that can't be made.
+        FolderError: a folder that can't be made, or of a run that another process trains.
     """
     vocab = run.corpus.tokenizer.vocab
     stepper = build.stepper_of(run.config, run.layout, group, vocab, run.xp)
@@ -107,11 +115,24 @@ def train(group: Group, run: Run, reporter: Reporter | None = None) -> Outcome:
     listeners: list[Reporter] = []
     with ExitStack() as stack:
         if group.rank == 0:
-            run.folder.create(to_toml(run.config), new=run.start is None)
-            keep_until(run.folder.metrics, done)
-            listeners.append(stack.enter_context(MetricsFile(run.folder.metrics)))
+            folder = run.folder.claim()
+            stack.enter_context(folder.in_use())
+            folder.create(to_toml(run.config), new=run.start is None)
+            keep_until(folder.metrics, done)
+            listeners.append(stack.enter_context(MetricsFile(folder.metrics)))
             listeners += [reporter] if reporter is not None else []
+            run = replace(run, folder=folder)
+        run = replace(run, folder=_agreed(group, run.folder))
+        for listener in listeners:
+            listener.opened(run.folder.path)
         return _Loop(group, run, stepper, listeners).run(done)
+
+
+def _agreed(group: Group, folder: RunFolder) -> RunFolder:
+    """The folder that rank 0 has got: its number may be another than was proposed."""
+    mine = np.array([folder.number], np.int64)
+    table = group.all_gather(mine, sizes=[1] * group.size, purpose="control")
+    return folder.renumbered(int(table[0]))
 
 
 class _Loop:
@@ -142,7 +163,8 @@ class _Loop:
         value = self.validation.get
         if done == section.steps:
             stopped = 0  # too late to change anything
-        return Outcome(done, self.loss, value("val_loss"), value("val_bits_per_byte"), stopped)
+        return Outcome(done, self.loss, value("val_loss"), value("val_bits_per_byte"), stopped,
+                       str(self.task.folder.path))  # fmt: skip
 
     def _step(self, index: int) -> int:
         config, start = self.task.config, time.perf_counter()

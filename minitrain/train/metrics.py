@@ -17,7 +17,7 @@ from minitrain.comm.group import Group
 from minitrain.comm.ledger import Ledger
 from minitrain.comm.transport import PURPOSES
 from minitrain.nn.config import Config
-from minitrain.train.disk import WriteError, replace_text
+from minitrain.train.disk import WriteError, advice, replace_text
 
 
 class MetricsFile:
@@ -36,6 +36,9 @@ class MetricsFile:
     def __exit__(self, *exc: object) -> None:
         with suppress(OSError):  # what did not reach the disk has raised when it was written
             self._file.close()
+
+    def opened(self, folder: Path) -> None:
+        """The folder is where the records lie."""
 
     def step(self, record: dict[str, Any]) -> None:
         """A step's record."""
@@ -62,8 +65,8 @@ def _writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise WriteError(
-            f"cannot write {path}: {error.strerror}; free some space and go on from the last "
-            "checkpoint with --resume"
+            f"cannot write {path}: {error.strerror}; {advice(error)} and go on from the "
+            "last checkpoint with --resume"
         ) from error
 
 

@@ -16,17 +16,19 @@ from minitrain.train.config.resolve import from_values, resolve, values
 from minitrain.train.config.sections import RunConfig
 from minitrain.train.data.text import Corpus, TextError
 from minitrain.train.data.tokenizer import absolute as absolute_spec
+from minitrain.train.disk import own_kind
 from minitrain.train.folder import FolderError, RunFolder
 
-# How long the run is, how fast it learns, when it writes, what it computes twice and where its text
-# lies may be changed. All else would make it another run: shapes, seed, batch, optimizer, and
-# what the text is (`check_same`).
+# How long the run is, how fast it learns, when it writes, what it computes twice, how a pipeline is
+# cut and where its text lies may be changed. All else would make it another run: shapes, seed,
+# batch, optimizer, and what the text is (`check_same`).
 FREE = (
     "data.path",
     "run.steps",
     "run.eval_every",
     "run.save_every",
     "run.recompute",
+    "run.stages",
     "optimizer.lr",
     "optimizer.min_lr",
     "optimizer.warmup",
@@ -47,13 +49,7 @@ def resumed(
         CheckpointError: the checkpoint is broken.
         ConfigError: values that differ from the stored ones and may not, all named.
     """
-    if not os.path.exists(folder.config):
-        raise FolderError(f"{folder.path} does not hold a run; start one without --resume")
-    start = files.newest(folder.checkpoints)
-    if start is None:
-        raise FolderError(
-            f"{folder.path} has no checkpoint to go on from; start a new run in another --run-dir"
-        )
+    start = _start_of(folder)
     config = absolute(resolve(file=folder.config, sets=sets, flags=flags))
     old, new = values(from_values(read_manifest(start).config)), values(config)
     changed = [key for key in old if old[key] != new[key]]
@@ -73,7 +69,33 @@ def resumed(
             f"{folder.path} has done {done} of its {config.run.steps} steps; give --steps above "
             f"{done} to go on"
         )
-    return config, start, [_note(key, old[key], new[key]) for key in changed]
+    notes = [_note(key, old[key], new[key]) for key in changed]
+    notes += [
+        f"{path} is left of a save that was cut off; it is replaced when the run saves that step"
+        for path in files.leftovers(folder.checkpoints)
+    ]
+    return config, start, notes
+
+
+def _start_of(folder: RunFolder) -> Path:
+    """The newest checkpoint of a run that nobody trains just now."""
+    kind = own_kind(folder.path) if os.path.isdir(folder.path) else None
+    if kind and not os.path.exists(folder.config):
+        raise FolderError(
+            f"{folder.path} is {kind} and no configuration of a run, such as a converted model: "
+            "`minitrain generate` takes it; train a new model in another --run-dir, without "
+            "--resume"
+        )
+    if not os.path.exists(folder.config):
+        raise FolderError(f"{folder.path} does not hold a run; start one without --resume")
+    with folder.in_use(shared=True):
+        pass
+    start = files.newest(folder.checkpoints)
+    if start is None:
+        raise FolderError(
+            f"{folder.path} has no checkpoint to go on from; start a new run in another --run-dir"
+        )
+    return start
 
 
 def check_same(start: Path, corpus: Corpus, layout: Layout) -> list[str]:
@@ -85,11 +107,46 @@ def check_same(start: Path, corpus: Corpus, layout: Layout) -> list[str]:
     manifest = read_manifest(start)
     if manifest.text != corpus.digest:
         raise TextError(
-            f"{corpus.name} is not the text that {start} was trained on: its content has changed; "
+            f"{corpus.name} is not the text that {start} was trained on: "
+            f"{_changes(manifest.sources, corpus)}; "
             "bring that back, or start a new run without --resume"
         )
     changed = manifest.layout != str(layout)
     return [_note("layout", manifest.layout, str(layout))] if changed else []
+
+
+def blas_before(start: Path, layout: Layout, at_most: int) -> tuple[int | None, list[str]]:
+    """BLAS threads with which a run goes on bitwise, and a note where that can't be.
+
+    The sums of a matrix product are added in an order that depends on their number. On another
+    layout sums differ anyway, and each rank gets what suits it: None.
+
+    Args:
+        at_most: the cores that there are for each rank.
+
+    Raises:
+        CheckpointError: the checkpoint is broken.
+    """
+    manifest = read_manifest(start)
+    if not manifest.blas or manifest.layout != str(layout):
+        return None, []
+    own = os.environ.get("OMP_NUM_THREADS")
+    if own is None and manifest.blas <= at_most:
+        return manifest.blas, []
+    if own == str(manifest.blas):
+        return None, []
+    why = f"OMP_NUM_THREADS is {own}" if own is not None else f"there are {at_most} cores for each"
+    return None, [
+        f"BLAS had {manifest.blas} threads before, and {why}: what follows is equal to rounding, "
+        "not bitwise"
+    ]
+
+
+def _changes(sources: Mapping[str, str], corpus: Corpus) -> str:
+    """Which files of a text have changed, where the checkpoint knows them."""
+    names = [name for name, crc in sources.items() if corpus.sources.get(name, crc) != crc]
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"its content has changed{', in ' if names else ''}{', '.join(names[:3])}{more}"
 
 
 def absolute(config: RunConfig) -> RunConfig:

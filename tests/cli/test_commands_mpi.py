@@ -19,7 +19,7 @@ from minitrain.train.checkpoint import files
 from minitrain.train.checkpoint.manifest import read_manifest
 
 pytest.importorskip("mpi4py", reason="mpi4py is not installed: pip install 'minitrain[mpi]'")
-pytestmark = pytest.mark.deep
+pytestmark = [pytest.mark.deep, pytest.mark.timeout(600)]
 
 CLI = (sys.executable, "-m", "minitrain_cli")
 SMALL = ("--preset", "nano", "--layers", "1", "--warmup", "2", "--data", "text.txt")
@@ -47,9 +47,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def job(folder: Path, n: int, *words: str, **more: Any) -> subprocess.CompletedProcess[str]:
-    """A program on n ranks; a hang is a failure."""
+    """A program on n ranks; a hang is a failure (the limit is ten times the quiet time)."""
     return subprocess.run(
-        [*mpiexec_command(n), *words], cwd=folder, capture_output=True, text=True, timeout=40,
+        [*mpiexec_command(n), *words], cwd=folder, capture_output=True, text=True, timeout=400,
         check=False, **more,
     )  # fmt: skip
 
@@ -81,7 +81,7 @@ def test_under_mpiexec_the_layout_is_the_ranks_and_each_line_comes_once(folder: 
 def test_bad_input_is_said_once_and_is_status_2(folder: Path, args: list[str], words: str) -> None:
     start = time.monotonic()
     done = job(folder, 4, *CLI, "train", *SMALL, *args)
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 100
     assert done.returncode == 2, done.stderr
     assert done.stderr.count("minitrain: ") == 1
     assert words in done.stderr
@@ -106,7 +106,7 @@ def test_a_rank_that_fails_alone_ends_the_job_and_says_why(
     (folder / "program.py").write_text(BROKEN.format(rank=1, fault=fault))
     start = time.monotonic()
     done = job(folder, 3, sys.executable, "program.py", "train", *SMALL, "--steps", "100")
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 100
     assert done.returncode == status or (status is None and done.returncode != 0)
     assert said in done.stderr
     assert done.stderr.count("Traceback") == ("fault of ours" in fault)
@@ -125,7 +125,7 @@ def test_a_fault_on_all_ranks_is_told_once(folder: Path) -> None:
 
 def assert_no_process_is_left(folder: Path) -> None:
     """The launcher may return a moment before those that it has killed are gone."""
-    limit = time.monotonic() + 5
+    limit = time.monotonic() + 50
     while left := left_over(folder):
         assert time.monotonic() < limit, left
         time.sleep(0.05)
@@ -143,19 +143,31 @@ def left_over(folder: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [
+        (signal.SIGINT, 130),
+        (signal.SIGTERM, 143),
+        (signal.SIGHUP, 129),
+        (signal.SIGUSR1, 138),
+        (signal.SIGXCPU, 152),
+    ],
+)
 def test_a_signal_to_the_launcher_stops_all_ranks_after_one_step(
     folder: Path, number: int, status: int
 ) -> None:
     """Started by `--backend mpi`, so that the launcher is the process that the user sees."""
     words = [*CLI, "train", *SMALL, "--steps", "1000000", "--run-dir", "a", "--backend", "mpi"]
     run = subprocess.Popen([*words, "-n", "4"], cwd=folder, stdout=subprocess.PIPE,
-                           stderr=subprocess.PIPE, text=True)  # fmt: skip
+                           stderr=subprocess.PIPE, text=True,
+                           # pytest may run where it is ignored (`pytest &`)
+                           preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
+                           )  # fmt: skip
     assert run.stderr is not None
     said = iter(run.stderr.readline, "")
     assert any("step 1/1000000 " in line for line in said)
     run.send_signal(number)
-    out, err = run.communicate(timeout=15)
+    out, err = run.communicate(timeout=150)
     assert run.returncode == status, err
     assert err.count("stopping after this step") == 1
     path = files.newest(folder / "a" / "checkpoints")
@@ -169,7 +181,7 @@ def test_verdicts_are_those_of_threads(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["rows"][0]["layout"] == "dp2"
     args = ("verify", "dp2", "--backend", "mpi", "--fault", "rank-not-reduced", "--json")
-    done = subprocess.run([*CLI, *args], cwd=folder, capture_output=True, text=True, timeout=40)
+    done = subprocess.run([*CLI, *args], cwd=folder, capture_output=True, text=True, timeout=400)
     assert done.returncode == 1, done.stderr
     row = json.loads(done.stdout.splitlines()[-1])["rows"][0]
     assert row["first_wrong"]["tensor"] == "sgd step 1 gradient norm.bias"

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import click
@@ -17,6 +18,7 @@ from minitrain.comm import LauncherError
 from minitrain.comm.mpi import worlds
 from minitrain.comm.mpi.launch import Launch
 from minitrain_cli import main as script
+from minitrain_cli import output
 from minitrain_cli.main import COMMANDS, main
 
 HEAVY = ("numpy", "rich", "mpi4py", "safetensors", "cupy")
@@ -118,6 +120,7 @@ def test_where_mpi4py_is_missing_the_way_to_it_is_told(monkeypatch: pytest.Monke
     result = CliRunner().invoke(main, ["verify", "dp2", "--backend", "mpi"])
     assert (result.exit_code, result.stderr) == (2, line)
     monkeypatch.setenv("PMI_SIZE", "2")
+    monkeypatch.setenv("PMI_RANK", "0")
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     # Another test may have asked for the world of this process, which is made once.
     monkeypatch.setattr(worlds, "_transport", worlds._transport.__wrapped__)
@@ -131,7 +134,9 @@ def test_only_the_first_rank_speaks(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for rank, said in ((0, "minitrain: no\n"), (1, "")):
-        monkeypatch.setattr(script, "launched", lambda rank=rank: Launch("PMI_SIZE", 2, rank))
+        launch = Launch("PMI_SIZE", 2, rank)
+        for module in (script, output):
+            monkeypatch.setattr(module, "launched", lambda launch=launch: launch)
         with pytest.raises(SystemExit) as caught:
             script.fail("no", 2)
         assert caught.value.code == 2
@@ -159,3 +164,78 @@ def test_a_reader_that_leaves_does_no_harm() -> None:
     finally:
         os.close(writer)
     assert done.returncode == 2
+
+
+def under(rank: int, *args: str, size: str = "2") -> subprocess.CompletedProcess[str]:
+    """A command as a launcher would start it as one of its ranks."""
+    env = {**os.environ, "PMI_SIZE": size, "PMI_RANK": str(rank)}
+    return python("-m", "minitrain_cli", *args, env=env)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [(), ("--help",), ("--version",), ("train", "--help"), ("generate", "-h"), ("doctor", "-h")],
+    ids=" ".join,
+)
+def test_help_under_a_launcher_is_the_first_ranks(args: tuple[str, ...]) -> None:
+    said = [under(rank, *args) for rank in (0, 1)]
+    assert [done.returncode for done in said] == ([0, 0] if args else [2, 0])
+    assert said[0].stdout + said[0].stderr
+    assert said[1].stdout + said[1].stderr == ""
+
+
+@pytest.mark.parametrize("args", [("generate", "nothing"), ("convert", "a", "b")], ids=" ".join)
+def test_commands_of_one_process_are_the_first_ranks(args: tuple[str, ...]) -> None:
+    """No other rank writes, fails, or is waited for."""
+    first, other = under(0, *args), under(1, *args)
+    assert first.returncode == 2
+    assert first.stderr.startswith("minitrain: ")
+    assert (other.returncode, other.stdout, other.stderr) == (0, "", "")
+
+
+def test_odd_words_of_a_launcher_are_one_line() -> None:
+    env = {**os.environ, "PMI_SIZE": "2", "PMI_RANK": ""}
+    for args in (("verify", "dp2"), ("doctor",), ("--help",)):
+        done = python("-m", "minitrain_cli", *args, env=env)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith("minitrain: PMI_SIZE='2' and PMI_RANK='' are no number of ")
+        assert done.stderr.count("\n") == 1
+
+
+def test_threads_that_are_asked_for_win_over_what_a_launcher_left() -> None:
+    done = under(7, "verify", "dp2", "--steps", "1", "--backend", "threads", size="1")
+    assert (done.returncode, done.stderr) == (0, "")
+    done = under(7, "verify", "dp2", "--backend", "threads", "--stall-abort", size="1")
+    assert "--stall-abort is about MPI ranks, but these are threads" in done.stderr
+
+
+def users_files(folder: Path) -> None:
+    """A working folder with names that Python and our dependencies have too."""
+    for name in ("random", "signal", "click", "numpy", "rich", "select", "json", "mpi4py"):
+        (folder / f"{name}.py").write_text("raise SystemExit('the user's own file')\n")
+
+
+def test_the_users_files_are_not_imported(tmp_path: Path) -> None:
+    users_files(tmp_path)
+    script = Path(sys.executable).parent / "minitrain"
+    args = ("verify", "dp2", "--steps", "1")
+    ways = [(sys.executable, "-P", "-m", "minitrain_cli")]
+    ways += [(str(script),)] if script.exists() else []
+    for way in ways:
+        done = subprocess.run([*way, *args], cwd=tmp_path, capture_output=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+    # `python -m` itself looks into the folder first; what is ours does not.
+    for name in ("signal", "select"):
+        (tmp_path / f"{name}.py").unlink()
+    done = python("-m", "minitrain_cli", *args, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.deep
+def test_the_users_files_are_not_imported_by_mpi_ranks(tmp_path: Path) -> None:
+    pytest.importorskip("mpi4py", reason="mpi4py is not installed: pip install 'minitrain[mpi]'")
+    users_files(tmp_path)
+    done = python("-P", "-m", "minitrain_cli", "verify", "dp2", "--steps", "1", "--backend", "mpi",
+                  cwd=tmp_path)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "dp2: equal" in done.stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,9 @@ def make_odd_files(folder: Path) -> None:
     (folder / "list.toml").write_text("model = [1, 2]\n")
     (folder / "empty.toml").write_text("")
     (folder / "twice.toml").write_text("[run]\nsteps = 1\nsteps = 2\n")
+    os.mkfifo(folder / "pipe")
+    (folder / "old" / "checkpoints").mkdir()
+    (folder / "made" / "checkpoints" / "step-000000").mkdir(parents=True)
 
 
 REFUSED = [
@@ -60,6 +64,10 @@ REFUSED = [
     (["--data", "/proc/self/mem"], "/proc/self/mem cannot be read"),
     (["--data", "bare"], "holds no text"),
     (["--data", "binary"], "holds no text"),
+    (["--data", "old"], "old is a run of minitrain, not a text"),
+    (["--data", "pipe", "--backend", "mpi", "-n", "2"], "pipe is a pipe, which can be read once"),
+    (["--config", "pipe", "--backend", "mpi", "-n", "2"], "pipe is a pipe, which can be read once"),
+    (["--tokenizer", "pipe", "--backend", "mpi", "-n", "2"], "pipe is a pipe, which can be"),
     # The batch, the layout and the ranks; case L10.
     (["--batch", "10", "--layout", "dp4"], "batch 10 does not divide evenly into 4 parts"),
     (["--batch", "10", "-n", "4"], "use a batch of 8 or 12"),
@@ -90,6 +98,8 @@ REFUSED = [
     (["--heads", "5"], "model.width = 32 is not a multiple of model.heads = 5"),
     # The run's folder.
     (["--run-dir", "old"], "old already holds a run; go on with it by --resume"),
+    (["--run-dir", "made"], "made is a folder with checkpoints already"),
+    (["--resume", "--run-dir", "made"], "such as a converted model"),
     (["--run-dir", "text.txt"], "text.txt is not a folder"),
     (["--run-dir", "text.txt/a/b"], "text.txt is not a folder"),
     (["--run-dir", "x" * 300], "File name too long"),
@@ -147,6 +157,7 @@ def break_file(at: Path) -> None:
 def break_manifest(at: Path) -> None:
     manifest = json.loads((at / "manifest.json").read_text())
     del manifest["arrays"]["weights/norm.weight"]
+    del manifest["checksums"]["manifest.json"]  # as of somebody who means it
     (at / "manifest.json").write_text(json.dumps(manifest))
 
 
@@ -163,7 +174,7 @@ def break_text(at: Path) -> None:
             "step-000004 is not a whole checkpoint",
         ),
         (break_manifest, "it lacks [] and has ['weights/norm.weight']"),
-        (break_text, "is not the text that"),
+        (break_text, "its content has changed, in text.txt; bring that back"),
         (lambda at: Path("text.txt").unlink(), "text.txt cannot be read: No such file"),
     ],
     ids=["cut off", "missing", "edited", "another text", "no text"],

@@ -10,7 +10,13 @@ from threadpoolctl import threadpool_info
 
 from minitrain.comm import run_ranks
 from minitrain.comm.group import Group
-from minitrain.machine import SMALL_PRODUCT, blas_threads, cores, fitting_blas_threads
+from minitrain.machine import (
+    SMALL_PRODUCT,
+    blas_threads,
+    blas_threads_now,
+    cores,
+    fitting_blas_threads,
+)
 
 pytestmark = pytest.mark.skipif(
     "OMP_NUM_THREADS" in os.environ, reason="OMP_NUM_THREADS wins, as it should"
@@ -39,5 +45,5 @@ def test_small_products_are_not_shared(ranks: int) -> None:
 def test_a_limit_ends_with_its_block() -> None:
     outside = threads()
     with blas_threads(1):
-        assert threads() == {1}
+        assert threads() == {1} == {blas_threads_now()}
     assert threads() == outside

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 pytest.importorskip("mpi4py", reason="mpi4py is not installed: pip install 'minitrain[mpi]'")
 
-from minitrain.comm.mpi.inlet import Inlet, LaneReceive
+from minitrain.comm.mpi.inlet import Inlet
 from minitrain.comm.mpi.lanes import slot_size
-from minitrain.comm.mpi.outlet import Outlet
-from minitrain.comm.mpi.requests import Address, NullRequest
-from minitrain.comm.mpi.slots import LINE, SLOTS, LaneMemory
+from minitrain.comm.mpi.outlet import LINE, SLOTS, LaneMemory, Outlet
+from minitrain.comm.mpi.requests import Address, MPIRequest
 from minitrain.comm.reduction import Combine, reduction
 
 SLOT = 64
@@ -52,7 +51,7 @@ def test_messages_of_an_address_arrive_whole_and_in_order(
     left = [address for address, _ in messages]
     order.shuffle(left)
 
-    receives: list[tuple[LaneReceive | NullRequest, Any, Any]] = []
+    receives: list[tuple[MPIRequest, Any, Any]] = []
 
     def ask() -> None:
         address = left.pop()

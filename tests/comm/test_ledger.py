@@ -232,4 +232,4 @@ def test_waiting_is_timed() -> None:
             group.all_reduce(np.ones(100))
         return ledger.seconds
 
-    assert all(0 < seconds < 5 for seconds in run_ranks(2, program))
+    assert all(0 < seconds < 50 for seconds in run_ranks(2, program))

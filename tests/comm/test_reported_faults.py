@@ -209,8 +209,15 @@ def test_j13_a_user_who_sets_the_threads_wins(monkeypatch: pytest.MonkeyPatch) -
     assert run_ranks(2, lambda group: blas_counts()) == [before, before]
 
 
-@pytest.mark.parametrize("variable", ["PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS"])
-def test_j14_the_mpiexec_of_another_mpi_is_recognised(variable: str) -> None:
+@pytest.mark.parametrize(
+    ("variable", "rank"),
+    [
+        ("PMI_SIZE", "PMI_RANK"),
+        ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+        ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+    ],
+)
+def test_j14_the_mpiexec_of_another_mpi_is_recognised(variable: str, rank: str) -> None:
     pytest.importorskip("mpi4py", reason="mpi4py is not installed")
     program = """
 from minitrain.comm import LauncherError, world
@@ -220,7 +227,7 @@ except LauncherError as error:
     print(error)
 """
     environ = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "OMPI", "SLURM"))}
-    environ[variable] = "4"
+    environ |= {variable: "4", rank: "0"}
     job = subprocess.run(
         [sys.executable, "-c", program], env=environ, capture_output=True, text=True, timeout=60
     )
@@ -289,5 +296,8 @@ def test_without_any_mpiexec_the_fix_is_named(
 def test_what_the_launcher_says_is_read_without_mpi() -> None:
     assert launched({}) is None
     assert launched({"PMI_SIZE": "4", "PMI_RANK": "3"}) == ("PMI_SIZE", 4, 3)
-    environ = {"SLURM_NTASKS": "x", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}
+    environ = {"PMI_SIZE": "", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}
     assert launched(environ) == ("OMPI_COMM_WORLD_SIZE", 2, 1)
+    assert launched({"SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": "2"}) == (
+        "SLURM_STEP_NUM_TASKS", 3, 2,
+    )  # fmt: skip

@@ -49,9 +49,10 @@ def test_staging_through_pinned_memory(cupy: Any) -> None:
     host = device.readable(x, cuda_aware=False)
     assert isinstance(host, np.ndarray)
     np.testing.assert_array_equal(host, np.arange(12.0).reshape(3, 4))
-    room = device.room_for(x, cuda_aware=False)
+    buffer = device.ReceiveBuffer(x, None, cuda_aware=False)
+    room: Any = buffer.room
     room[...] = 5.0
-    device.settle(room, x)
+    buffer.settle()
     assert (x == 5).all()
     assert device.readable(x, cuda_aware=True) is x
 

@@ -167,7 +167,7 @@ def check_a_message_of_another_shape_is_refused(group: Group) -> None:
 
 def check_collectives_are_compared_when_asked(group: Group) -> None:
     """--check-collectives: members hear of each other's call before any other message."""
-    group.transport.check_collectives = True
+    group.transport.check = signature.checked
     try:
         check(group, Case("all_reduce", None, np.dtype("f8"), (5,), "sum", 0, 0, True))
         if group.size > 1:
@@ -178,13 +178,13 @@ def check_collectives_are_compared_when_asked(group: Group) -> None:
             assert "all_reduce(doubling, sum, float64, (3,)) at " in text
             assert text.count("checks_comm.py:") == 2
     finally:
-        group.transport.check_collectives = False
+        group.transport.check = None
 
 
 def check_calls_longer_than_their_message_are_compared(group: Group) -> None:
     """The sizes of a hundred ranks make a long text, of which the end is cut off."""
     before, signature._LENGTH = signature._LENGTH, 64
-    group.transport.check_collectives = True
+    group.transport.check = signature.checked
     try:
         x = np.ones((1,) * 30 + (2,))
         assert (group.all_reduce(x) == group.size).all()
@@ -192,7 +192,7 @@ def check_calls_longer_than_their_message_are_compared(group: Group) -> None:
             with pytest.raises(MismatchError, match=r"all_reduce\(doubling, sum, float64"):
                 group.all_reduce(x if group.rank == 0 else np.ones((1,) * 30 + (3,)))
     finally:
-        group.transport.check_collectives = False
+        group.transport.check = None
         signature._LENGTH = before
 
 
@@ -230,7 +230,7 @@ def check_an_mpi_that_cannot_read_gpu_memory_says_so_before_it_crashes(group: Gr
                                  ({"MPIX_Query_cuda_support": lambda: 1}, False)):  # fmt: skip
             library._loaded_libraries = lambda answers=answers: [SimpleNamespace(**answers)]
             if refused:
-                with pytest.raises(LauncherError, match="cannot read GPU memory; leave the option"):
+                with pytest.raises(LauncherError, match="cannot read GPU memory; leave it out"):
                     library.check_cuda_aware(MPI)
             else:
                 library.check_cuda_aware(MPI)

@@ -72,3 +72,23 @@ def test_the_model_gets_its_cores_back_even_after_an_error(family: str) -> None:
     with pytest.raises(KeyError):
         interrupted()
     assert {p: m for p, m in model.modules() if isinstance(m, AttentionCore)} == cores
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_the_cache_grows_with_what_is_generated(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten tokens of a model with a long context need no room for the whole context."""
+    monkeypatch.setattr("minitrain.nn.cache._LEAST", 2)
+    model = loud(MODELS[family]())
+    tokens, rooms = np.random.default_rng(3).integers(0, 11, (1, 12)), []
+    with mt.no_grad():
+        whole = model(tokens).array
+        with caching(model):
+            parts = []
+            for at in range(12):
+                parts.append(model(tokens[:, at : at + 1], np.array([at])).array)
+                cores = [m for _, m in model.modules() if isinstance(m, CachingCore)]
+                rooms.append({kept.shape[1] for core in cores for kept in core.kept})
+    assert rooms == [{2}] * 2 + [{4}] * 2 + [{8}] * 4 + [{12}] * 4
+    np.testing.assert_allclose(np.concatenate(parts, axis=1), whole, rtol=0, atol=1e-12)

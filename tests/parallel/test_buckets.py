@@ -16,7 +16,8 @@ from minitrain.parallel import Mesh, parallelize
 from minitrain.parallel.flat import Flat
 from minitrain.parallel.mesh import Layout
 from minitrain.parallel.placement import Placement
-from minitrain.parallel.reduce import Reducer, buckets, plan_of
+from minitrain.parallel.plan import buckets, plan_of
+from minitrain.parallel.reduce import Reducer
 from minitrain.parallel.table import Entry
 
 SHAPES = {"table": (5, 3), "bias": (3,), "up": (3, 7), "gain": (7,), "down": (7, 3)}
@@ -90,7 +91,7 @@ def summed(group: Group, order: list[list[str]], absent: list[str], bucket: int)
     flat, mesh = toy(), Mesh(group, Layout(dp=group.size))
     whole = Placement(partial=frozenset({"dp"}))
     table = {name: Entry(shape, whole, whole) for name, shape in SHAPES.items()}
-    plans = {name: plan_of(entry, mesh) for name, entry in table.items()}
+    plans = {name: plan_of(entry, mesh, frozenset({0})) for name, entry in table.items()}
     sums = Reducer(table, plans, mesh, flat, flat, nbytes=bucket)
     for name in order[group.rank]:
         if (group.rank, name) != (0, absent[0] if absent else None):

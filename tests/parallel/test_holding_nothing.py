@@ -25,7 +25,8 @@ from minitrain.parallel import Mesh, parallelize, placements
 from minitrain.parallel.flat import Flat
 from minitrain.parallel.norm import Norm
 from minitrain.parallel.placement import Place, Placement
-from minitrain.parallel.reduce import Reducer, kinds_of, plan_of
+from minitrain.parallel.plan import kinds_of, plan_of
+from minitrain.parallel.reduce import Reducer
 from minitrain.parallel.table import Entry, Placements
 from minitrain.train.build import sizes_of
 from minitrain.train.checkpoint import state
@@ -69,7 +70,7 @@ def parts(group: Group, layout: Layout, table: Placements) -> tuple[Stepper, Red
     own = {n: p for n, p in model.parameters().items() if table[n].placement.piece(p.declared, at)}
     for name, parameter in own.items():
         parameter.placement, parameter.state = table[name].placement, table[name].state
-    plans = {name: plan_of(table[name], mesh) for name in own}
+    plans = {name: plan_of(table[name], mesh, frozenset({0})) for name in own}
 
     def flat(kind: str) -> Flat:
         pieces = {n: getattr(table[n], kind).piece(table[n].shape, at) for n in own}
@@ -80,10 +81,12 @@ def parts(group: Group, layout: Layout, table: Placements) -> tuple[Stepper, Red
     stepped = flat("state") if layout.shard > 1 else lives
     for name, parameter in own.items():
         lives.fill(name, table[name].placement.cut(parameter.initial(0), at))
+        if stepped is not lives:
+            stepped.weight(name)[...] = table[name].stepped.cut(parameter.initial(0), at)
     reducer = Reducer(table, plans, mesh, lives, stepped, nbytes=BUCKET)
     made: Any = SimpleNamespace(
         module=model, mesh=mesh, table=table, lives=lives, stepped=stepped,
-        norm=Norm(table, stepped, mesh),
+        norm=Norm(table, stepped, mesh), publish=lambda: None,
     )  # fmt: skip
     return Stepper(made, AdamW(), lambda update: 0.1, None), reducer
 

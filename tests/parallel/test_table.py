@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from minitrain.comm import run_ranks
 from minitrain.comm.group import Group
-from minitrain.cut import cut_sizes
 from minitrain.layout import AXES, Layout, LayoutError
 from minitrain.nn import GPTConfig, LlamaConfig
 from minitrain.nn.config import TABLE, Config
@@ -21,7 +20,7 @@ from minitrain.nn.families import declare
 from minitrain.oracle.coverage import pieces_with
 from minitrain.parallel import Mesh, parallelize, placements
 from minitrain.parallel.placement import FLAT
-from minitrain.parallel.table import own_links
+from minitrain.parallel.stages import chunks_of, stage_sizes
 
 GPT = GPTConfig(vocab=13, context=7, layers=3, heads=5, width=20, hidden=9)
 LLAMA = LlamaConfig(vocab=13, context=7, layers=3, heads=6, kv_heads=2, width=24, hidden=9)
@@ -56,6 +55,7 @@ def cases(draw: st.DrawFn) -> tuple[Config, Layout, list[int] | None]:
     """A model, a layout over all that cuts weights, and blocks of each stage."""
     tp, pp, shard = (draw(st.integers(1, most)) for most in (5, 4, 3))
     config: Config = draw(models(tp))
+    pp = min(pp, config.layers + 2)
     layout = Layout(dp=draw(st.integers(1, 2)), pp=pp, shard=shard, tp=tp, sp=draw(st.booleans()),
                     zero=draw(st.sampled_from([1, 2, 3])) if shard > 1 else None)  # fmt: skip
     if draw(st.booleans()):
@@ -97,7 +97,7 @@ def test_what_lies_where_follows_the_layout(case: tuple[Config, Layout, list[int
     """Stages hold their links alone; ZeRO 1 and 2 cut what is stepped, 3 what lives too."""
     config, layout, stages = case
     table = placements(config, layout, stages=stages)
-    blocks = cut_sizes(config.layers, layout.pp) if stages is None else stages
+    blocks = stage_sizes(config, layout.pp) if stages is None else stages
     stage_of = np.repeat(np.arange(layout.pp), blocks)
     for name, entry in table.items():
         first, *rest = name.split(".")
@@ -117,12 +117,15 @@ def test_what_lies_where_follows_the_layout(case: tuple[Config, Layout, list[int
 
 def test_links_of_stages_make_up_the_chain() -> None:
     for text, stages in (("pp1", None), ("pp3", None), ("pp3", [0, 3, 0]), ("pp2", [3, 0])):
-        layout = Layout.parse(text)
-        found = [list(own_links(3, layout, rank, stages)) for rank in range(layout.pp)]
+        found = [list(own) for [own] in chunks_of(GPT, Layout.parse(text), stages)]
         assert [link for links in found for link in links] == [0, 1, 2, 3, 4]
         assert 0 in found[0]
         assert 4 in found[-1]
-    assert list(own_links(3, Layout(pp=3), 1, [0, 3, 0])) == [1, 2, 3]
+    assert chunks_of(GPT, Layout(pp=3), [0, 3, 0])[1] == [range(1, 4)]
+    interleaved, v = (chunks_of(GPT, Layout.parse(f"pp2,{how}"), [1, 1, 0, 1])
+                      for how in ("interleaved", "zb-v"))  # fmt: skip
+    assert interleaved == [[range(2), range(3, 3)], [range(2, 3), range(3, 5)]]
+    assert v == [[range(2), range(3, 5)], [range(2, 3), range(3, 3)]]
 
 
 def test_what_is_partial_over_tp() -> None:
@@ -171,8 +174,8 @@ def test_frozen_parameters_are_never_stepped() -> None:
 @pytest.mark.parametrize(
     ("stages", "words"),
     [
-        ([3], "3 blocks on 1 stages, but the model has 3 blocks and the layout 2 stages"),
-        ([1, 1, 1], "3 blocks on 3 stages, but the model has 3 blocks and the layout 2 stages"),
+        ([3], "3 blocks on 1 stages, but the model has 3 blocks and the layout 2 stage"),
+        ([1, 1, 1], "3 blocks on 3 stages, but the model has 3 blocks and the layout 2 stage"),
         ([2, 2], "stages 2,2 have 4 blocks on 2 stages, but the model has 3 blocks"),
         ([4, -1], "stages 4,-1 have 3 blocks on 2 stages"),
     ],
@@ -180,7 +183,7 @@ def test_frozen_parameters_are_never_stepped() -> None:
 def test_stages_that_do_not_fit_are_refused_with_both_numbers(
     stages: list[int], words: str
 ) -> None:
-    with pytest.raises(LayoutError, match="give 2 numbers that add up to 3") as caught:
+    with pytest.raises(LayoutError, match=r"give 2 number\(s\) that add up to 3") as caught:
         placements(GPT, Layout(pp=2), stages=stages)
     assert words in str(caught.value)
 

@@ -19,7 +19,8 @@ from minitrain.parallel import Mesh, parallelize, regions
 from minitrain.parallel.flat import Flat
 from minitrain.parallel.norm import Norm
 from minitrain.parallel.placement import WHOLE, Placement, cut
-from minitrain.parallel.reduce import Reducer, plan_of
+from minitrain.parallel.plan import plan_of
+from minitrain.parallel.reduce import Reducer
 from minitrain.parallel.regions import Region
 from minitrain.parallel.table import Entry
 from minitrain.parallel.tensor import RowLinear
@@ -75,7 +76,7 @@ def test_norms_are_summed_over_the_ranks_that_share_a_sequence() -> None:
         flat.fill("bias", np.zeros(3))
         mine = slice(2 * group.rank, 2 * group.rank + 2)
         mesh = Mesh(group, Layout(tp=2, sp=True))
-        plans = {name: plan_of(entry, mesh) for name, entry in table.items()}
+        plans = {name: plan_of(entry, mesh, frozenset({0})) for name, entry in table.items()}
         reducer = Reducer(table, plans, mesh, flat, flat)
         backward(norm(Tensor(x[:, mine])), grad_out[:, mine], sink=flat.accumulate)
         reducer.finish()

@@ -10,7 +10,8 @@ from minitrain.comm import Group, run_ranks
 from minitrain.nn import GPT, GPTConfig
 from minitrain.optim import SGD
 from minitrain.parallel import Mesh, parallelize
-from minitrain.parallel.reduce import Reducer, buckets
+from minitrain.parallel.plan import buckets
+from minitrain.parallel.reduce import Reducer
 from minitrain.train.step import Stepper
 
 
@@ -78,7 +79,7 @@ def test_buckets_start_while_the_backward_runs(monkeypatch: pytest.MonkeyPatch) 
     finish = Reducer.finish
 
     def counting(sums: Reducer) -> None:
-        started.append((len(sums.started), len(sums.buckets)))
+        started.append((sums.started, len(sums.buckets)))
         finish(sums)
 
     monkeypatch.setattr(Reducer, "finish", counting)

@@ -22,7 +22,7 @@ from minitrain.nn import CrossEntropy, GPTConfig
 from minitrain.nn.families import declare
 from minitrain.oracle import planted
 from minitrain.parallel import Mesh, parallelize, regions
-from minitrain.parallel.vocabulary import VocabularyCrossEntropy, VocabularyLosses
+from minitrain.parallel.cut_vocabulary import VocabularyCrossEntropy, VocabularyLosses
 
 
 def own_ids(vocab: int, group: Group) -> slice:

@@ -20,6 +20,9 @@ NAMES = {"step", "loss", "lr", "grad_norm", "tokens", "tokens_per_second", "step
 class Listener(list[tuple[str, Any]]):
     """A reporter that remembers."""
 
+    def opened(self, folder: Path) -> None:
+        self.append(("opened", folder.name))
+
     def step(self, record: dict[str, Any]) -> None:
         self.append(("step", record["step"]))
 
@@ -35,6 +38,7 @@ def test_steps_evaluations_and_checkpoints_come_when_they_should(tmp_path: Path)
     heard = Listener()
     [outcome] = run_ranks(1, loop.train, run, heard)
     assert [entry for entry in heard if entry[0] != "step"] == [
+        ("opened", tmp_path.name),
         ("evaluation", 0), ("saved", "step-000003"), ("evaluation", 4), ("saved", "step-000006"),
         ("evaluation", 8), ("saved", "step-000009"), ("evaluation", 10), ("saved", "step-000010"),
     ]  # fmt: skip

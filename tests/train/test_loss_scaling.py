@@ -20,7 +20,8 @@ from minitrain.parallel import Mesh, ParallelModel, parallelize
 from minitrain.parallel.bind import BoundUnit, cast_to
 from minitrain.parallel.flat import Flat
 from minitrain.parallel.placement import WHOLE
-from minitrain.parallel.reduce import Reducer, plan_of
+from minitrain.parallel.plan import plan_of
+from minitrain.parallel.reduce import Reducer
 from minitrain.parallel.table import Entry
 from minitrain.train.step import Stepper, TrainingError
 
@@ -60,7 +61,7 @@ def slope_stepper(start: list[float], slopes: dict[int, list[float]], lr: Any, s
     flat = Flat({name: slope.weight}, {name: shape}, "float32", np)
     flat.fill(name, slope.start)
     mesh, table = Mesh(world(), Layout()), {name: Entry(shape, WHOLE, WHOLE)}
-    reducer = Reducer(table, {name: plan_of(table[name], mesh)}, mesh, flat, flat)
+    reducer = Reducer(table, {name: plan_of(table[name], mesh, frozenset({0}))}, mesh, flat, flat)
     model = ParallelModel(Bare(slope), mesh, table, reducer, micro_batches=1, seed=0)
     return Stepper(model, SGD(), lr, clip, scale)
 

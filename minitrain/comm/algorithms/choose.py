@@ -8,50 +8,53 @@ Threads and MPI add in the same order, so that a run has the same bits on both.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
 
 from minitrain.comm.algorithms import direct, hierarchical, recursive, ring, tree
-from minitrain.comm.members import Members
 from minitrain.comm.operation import Steps
+
+if TYPE_CHECKING:
+    from minitrain.comm.group import Group
 
 SMALL = 1024
 """Bytes up to which only the number of steps counts: scalars, norms, verdicts."""
 
 _NEVER = 1 << 62
 
-Row = tuple[tuple[int, str], ...]
-
-_COMMON: dict[str, Row] = {
+_COMMON = {
+    "all_reduce": ((SMALL, "doubling"), (_NEVER, "halving")),
     "broadcast": ((_NEVER, "tree"),),
     "reduce": ((_NEVER, "tree"),),
     "reduce_scatter": ((_NEVER, "halving"),),
     "all_to_all": ((SMALL, "bruck"), (_NEVER, "pairwise")),
 }
 
-TABLE: dict[str, dict[str, Row]] = {
+TABLE = {
     # A thread is woken for each message that it waits for, so few messages are best.
-    "threads": {
-        "all_reduce": ((SMALL, "doubling"), (_NEVER, "halving")),
+    "threads": _COMMON | {
         "all_reduce of at most two": ((_NEVER, "doubling"),),
         "all_gather": ((SMALL, "bruck"), (_NEVER, "ring")),
-        **_COMMON,
     },
-    "mpi": {
-        "all_reduce": ((SMALL, "doubling"), (_NEVER, "halving")),
+    "mpi": _COMMON | {
         "all_reduce of at most two": ((1 << 20, "doubling"), (_NEVER, "halving")),
         "all_gather": ((SMALL, "bruck"), (_NEVER, "pairwise")),
-        **_COMMON,
     },
-}
+}  # fmt: skip
 """Transport → operation → (up to so many bytes, algorithm), from small to large. Bytes are those of
 the whole array: what is reduced, what everybody has in the end, what a rank sends to all."""
+
+# By which an all-reduce goes in two halves, as a ring's does; their costs add up.
+_HALVING = recursive.halve, recursive.double
+_PAIRWISE = direct.reduce_scatter_pairwise, direct.all_gather_pairwise
 
 ALGORITHMS: dict[str, dict[str, Callable[..., Steps]]] = {
     "all_reduce": {
         "doubling": recursive.all_reduce_doubling,
-        "halving": recursive.all_reduce_halving,
+        "halving": partial(ring.all_reduce, by=_HALVING),
         "ring": ring.all_reduce,
         "tree": tree.all_reduce,
-        "pairwise": direct.all_reduce_pairwise,
+        "pairwise": partial(ring.all_reduce, by=_PAIRWISE),
         "hierarchical": hierarchical.all_reduce,
     },
     "reduce_scatter": {
@@ -72,9 +75,8 @@ ALGORITHMS: dict[str, dict[str, Callable[..., Steps]]] = {
 """Operation → its algorithms, by the names that it can be asked for."""
 
 
-def choose(
-    operation: str, named: str | None, nbytes: int, group: Members, kept_wider: bool = False
-) -> str:
+def choose(operation: str, named: str | None, nbytes: int, group: Group,
+           kept_wider: bool = False) -> str:  # fmt: skip
     """The algorithm for nbytes on a group: the named one, or one that every rank will choose.
 
     kept_wider: partial results are wider than what is reduced (fp16 and bf16), so passing them
@@ -85,10 +87,8 @@ def choose(
     """
     if named is not None:
         if named not in ALGORITHMS[operation]:
-            raise ValueError(
-                f"{operation} has no algorithm {named!r}: "
-                f"use one of {', '.join(ALGORITHMS[operation])}"
-            )
+            known = ", ".join(ALGORITHMS[operation])
+            raise ValueError(f"{operation} has no algorithm {named!r}: use one of {known}")
         return named
     if kept_wider:
         return "pairwise"

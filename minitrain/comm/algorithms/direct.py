@@ -1,27 +1,56 @@
-"""Everyone to everyone: directly, or by Bruck's detours with log n messages.
+"""From or to one rank directly; everyone to everyone, or by Bruck's detours with log n messages.
 
 Bruck, 5 ranks: in step k a rank passes on, over the distance 2^k, all blocks that still have to
 travel it. A block for the rank 3 places on goes 1 place, then 2.
 
-Costs: α a message, β a byte sent, γ a byte reduced; V bytes in a rank's whole buffer.
 Source: Bruck et al. 1997, "Efficient algorithms for all-to-all communications in multiport
-message-passing systems"; Thakur, Rabenseifner and Gropp 2005, sections 4.1, 4.3.
+message-passing systems"; Thakur et al., sections 4.1, 4.3.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from minitrain.array import Array, namespace
+from minitrain.array import Array, from_host, namespace
 from minitrain.comm.algorithms.pieces import Pieces
 from minitrain.comm.operation import Peers, Steps
 from minitrain.comm.reduction import Reduction
-from minitrain.cut import cut_sizes
 
 
-def all_to_all_pairwise(
-    peers: Peers, x: Sequence[Array], out: list[Array], *, header: bool
-) -> Steps:
+def scatter(peers: Peers, xs: Sequence[Array] | Pieces | None, root: int,
+            like: Array | None = None, room: Array | None = None) -> Steps:  # fmt: skip
+    """Rank r returns the root's xs[r], in the room if there is one; the root a copy of its own.
+
+    Cost at the root: (n-1)(α + V/n·β). With neither `like` nor a room a header goes with it.
+    """
+    if xs is None or peers.rank != root:
+        arrival = peers.receive(room, root, like=like)
+        yield (arrival,)
+        return arrival.array
+    others = [rank for rank in range(peers.size) if rank != root]
+    header = like is None and room is None
+    yield [peers.send(xs[rank], rank, header=header) for rank in others]
+    return xs[root].copy()
+
+
+def gather(peers: Peers, x: Array, root: int, rooms: Pieces | None = None) -> Steps:
+    """The root returns the list of every rank's x, in the rooms if there are, and a copy of its
+    own.
+
+    Cost at the root: (n-1)(α + V/n·β). Without rooms a header goes with what is sent.
+    """
+    if peers.rank != root:
+        yield (peers.send(x, root, header=rooms is None),)
+        return None
+    others = [rank for rank in range(peers.size) if rank != root]
+    arrivals = [peers.receive(None if rooms is None else rooms[rank], rank) for rank in others]
+    yield arrivals
+    arrays = [from_host(arrival.array, namespace(x)) for arrival in arrivals]
+    return [*arrays[:root], x.copy(), *arrays[root:]]
+
+
+def all_to_all_pairwise(peers: Peers, x: Sequence[Array] | Pieces, out: list[Array], *,
+                        header: bool = False) -> Steps:  # fmt: skip
     """out[r] = what rank r has in its x[here], for all r but this one, by direct exchange.
 
     Cost: (n-1)(α + V/n·β), all in flight at once.
@@ -85,16 +114,15 @@ def reduce_scatter_pairwise(peers: Peers, x: Pieces, out: Pieces, op: Reduction)
     n, rank, xp = peers.size, peers.rank, op.xp
     mine = x[rank]
     shares = [mine if r == rank else xp.empty_like(mine) for r in range(n)]
-    others = [(rank + shift) % n for shift in range(1, n)]
-    arrivals = [peers.receive(shares[r], r) for r in others]
-    yield [*arrivals, *(peers.send(x[r], r) for r in others)]
+    yield from all_to_all_pairwise(peers, x, shares)
     result = out[rank]
     total = xp.empty(mine.shape, op.dtype) if op.kept_wider else result
     have = op.widened(shares[0])
     for share in shares[1:]:
         op(have, op.widened(share), total)
         have = total
-    op.round(have, result)
+    if have is not result:
+        result[...] = op.rounded(have, result)
 
 
 def all_gather_pairwise(peers: Peers, out: Pieces) -> Steps:
@@ -103,18 +131,5 @@ def all_gather_pairwise(peers: Peers, out: Pieces) -> Steps:
     Cost: (n-1)(α + V/n·β), all in flight at once: where ranks share cores, what counts is how often
     one has to wait for another.
     """
-    others = [(peers.rank + shift) % peers.size for shift in range(1, peers.size)]
-    arrivals = [peers.receive(out[rank], rank) for rank in others]
-    yield [*arrivals, *(peers.send(out[peers.rank], rank) for rank in others)]
-
-
-def all_reduce_pairwise(peers: Peers, x: Array, out: Array, op: Reduction) -> Steps:
-    """out = the reduction over all ranks of x: pairwise reduce-scatter, then pairwise all-gather.
-
-    Cost: 2(n-1)α + 2(n-1)/n·V·β + (n-1)/n·V·γ, with V in the dtype of x even where sums are kept
-    in another.
-    """
-    sizes = cut_sizes(x.size, peers.size)
-    pieces = Pieces(out, sizes)
-    yield from reduce_scatter_pairwise(peers, Pieces(x, sizes), pieces, op)
-    yield from all_gather_pairwise(peers, pieces)
+    rooms = [out[rank] for rank in range(peers.size)]
+    yield from all_to_all_pairwise(peers, [rooms[peers.rank]] * peers.size, rooms)

@@ -4,12 +4,13 @@
             | | | |     2. all-reduce of piece i between the i-th ranks of all nodes
     node 1: 4 5 6 7     3. all-gather inside each node
 
-Costs: α a message, β a byte sent, γ a byte reduced; V bytes, m nodes of n ranks.
-Source: Thakur, Rabenseifner and Gropp 2005, section 6; Jia et al. 2018, "Highly scalable deep
-learning training system with mixed-precision", section 3.3.
+Source: Thakur et al., section 6; Jia et al. 2018, "Highly scalable deep learning training system
+with mixed-precision", section 3.3.
 """
 
 from __future__ import annotations
+
+from collections import defaultdict
 
 from minitrain.array import Array, namespace
 from minitrain.comm.algorithms import ring
@@ -22,15 +23,15 @@ from minitrain.cut import cut_sizes
 def all_reduce(peers: Peers, x: Array, out: Array, op: Reduction) -> Steps:
     """out = the reduction over all ranks of x.
 
-    Cost: inside 2(n-1)(α + V/n·β), between nodes 2(m-1)(α + V/(n·m)·β).
+    Cost, with m nodes of n ranks: inside 2(n-1)(α + V/n·β), between nodes 2(m-1)(α + V/(n·m)·β).
 
     Where nodes have different numbers of ranks, x is cut for the smallest node; further ranks of
     a larger one take part inside it only, with empty pieces.
     """
-    nodes: dict[int, list[int]] = {}
-    for rank, node in enumerate(peers.nodes):
-        nodes.setdefault(node, []).append(rank)
-    members = nodes[peers.nodes[peers.rank]]
+    transport, nodes = peers.group.transport, defaultdict(list)
+    for rank, place in enumerate(peers.ranks):
+        nodes[transport.nodes[place]].append(rank)
+    members = nodes[transport.nodes[transport.rank]]
     width = min(len(ranks) for ranks in nodes.values())
     sizes = cut_sizes(x.size, width) + [0] * (len(members) - width)
     inside, pieces = peers.subset(members), Pieces(out, sizes)

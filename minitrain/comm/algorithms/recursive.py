@@ -9,9 +9,8 @@ the odd one of a pair hands its data to the even one, sits out, and is told the 
 that remain are the core, numbered in order; core rank c stands for the pieces of the one or two
 ranks from `first[c]` on.
 
-Costs: α a message, β a byte sent, γ a byte reduced; V bytes in all.
-Source: Thakur, Rabenseifner and Gropp 2005, "Optimization of collective communication operations
-in MPICH", sections 4.1 to 4.5; the scan is Hillis and Steele 1986, "Data parallel algorithms".
+Source: Thakur et al., sections 4.1 to 4.5; the scan is Hillis and Steele 1986, "Data parallel
+algorithms".
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from minitrain.array import Array, namespace
 from minitrain.comm.algorithms.pieces import Pieces
 from minitrain.comm.operation import Peers, Steps
 from minitrain.comm.reduction import Combine, Reduction
-from minitrain.cut import cut_sizes
 
 
 class _Core:
@@ -74,10 +72,10 @@ def all_reduce_doubling(peers: Peers, x: Array, out: Array, op: Reduction) -> St
 def reduce_scatter_halving(peers: Peers, x: Pieces, out: Pieces, op: Reduction) -> Steps:
     """out[rank] = the reduction of every rank's x[rank]; the rest of out is scratch.
 
-    Cost: log₂n·α + (n-1)/n·V(β + γ); with n no power of two also V and a piece for a pair.
+    Cost: as `halve`; with n no power of two also a piece for a pair.
     """
     core, rank = _core(peers.rank, peers.size), peers.rank
-    yield from _halve(peers, core, x, out, op)
+    yield from halve(peers, x, out, op)
     if core.stands_in:
         yield (peers.send(out[rank + 1], rank + 1),)
     if core.sits_out:
@@ -87,33 +85,25 @@ def reduce_scatter_halving(peers: Peers, x: Pieces, out: Pieces, op: Reduction) 
 def all_gather_doubling(peers: Peers, out: Pieces) -> Steps:
     """Every rank brings out[rank], and ends with all of out.
 
-    Cost: log₂n·α + (n-1)/n·V·β; with n no power of two also a piece and V for a pair.
+    Cost: as `double`; with n no power of two also a piece for a pair.
     """
     core, rank = _core(peers.rank, peers.size), peers.rank
     if core.sits_out:
         yield (peers.send(out[rank], rank - 1),)
     if core.stands_in:
         yield (peers.receive(out[rank + 1], rank + 1),)
-    yield from _double(peers, core, out)
+    yield from double(peers, out)
 
 
-def all_reduce_halving(peers: Peers, x: Array, out: Array, op: Reduction) -> Steps:
-    """out = the reduction over all ranks of x: halve until every piece is complete, then double.
-
-    Cost: 2log₂n·α + 2(n-1)/n·V·β + (n-1)/n·V·γ; with n no power of two also V each way for a pair.
-    """
-    sizes = cut_sizes(x.size, peers.size)
-    pieces, core = Pieces(out, sizes), _core(peers.rank, peers.size)
-    yield from _halve(peers, core, Pieces(x, sizes), pieces, op)
-    yield from _double(peers, core, pieces)
-
-
-def _halve(peers: Peers, core: _Core, x: Pieces, out: Pieces, op: Reduction) -> Steps:
+def halve(peers: Peers, x: Pieces, out: Pieces, op: Reduction) -> Steps:
     """Core rank c ends with the complete pieces that it stands for.
+
+    Cost: log₂n·α + (n-1)/n·V(β + γ); with n no power of two also V for a pair.
 
     In each step a rank gives half of the pieces that it is still in charge of to its partner, for
     the partner's share of the other half.
     """
+    core = _core(peers.rank, peers.size)
     have = x  # where this rank's partial results are: its input, until the first reduction
     if core.sits_out:
         yield (peers.send(x.flat, peers.rank - 1),)
@@ -136,8 +126,12 @@ def _halve(peers: Peers, core: _Core, x: Pieces, out: Pieces, op: Reduction) -> 
         out.flat[...] = x.flat  # a group of one
 
 
-def _double(peers: Peers, core: _Core, out: Pieces) -> Steps:
-    """The way back: core rank c brings the pieces that it stands for; all ranks end with all."""
+def double(peers: Peers, out: Pieces) -> Steps:
+    """The way back: core rank c brings the pieces that it stands for; all ranks end with all.
+
+    Cost: log₂n·α + (n-1)/n·V·β; with n no power of two also V for a pair.
+    """
+    core = _core(peers.rank, peers.size)
     if core.sits_out:
         yield (peers.receive(out.flat, peers.rank - 1),)
         return

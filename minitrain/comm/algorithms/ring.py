@@ -11,6 +11,9 @@ workstations"; a rank's pieces may be uneven here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from minitrain.array import Array
 from minitrain.comm.algorithms.pieces import Pieces
 from minitrain.comm.operation import Peers, Steps
@@ -48,18 +51,19 @@ def all_gather(peers: Peers, out: Pieces) -> Steps:
         yield peers.exchange(out[leaving], right, out[coming], left)
 
 
-def all_reduce(peers: Peers, x: Array, out: Array, op: Reduction) -> Steps:
+def all_reduce(peers: Peers, x: Array, out: Array, op: Reduction, *,
+               by: Sequence[Any] = (reduce_scatter, all_gather)) -> Steps:  # fmt: skip
     """out = the reduction over all ranks of x, the same bits on every rank.
 
     Cost: 2(n-1)α + 2(n-1)/n·V·β + (n-1)/n·V·γ; no algorithm can do with fewer bytes.
 
     A reduce-scatter, after which each piece is complete somewhere, then an all-gather, which takes
-    the complete pieces everywhere: no rank ever sends a piece that another could have sent.
+    the complete pieces everywhere; `by` a ring, or any others.
     """
     sizes = cut_sizes(x.size, peers.size)
     pieces = Pieces(out, sizes)
-    yield from reduce_scatter(peers, Pieces(x, sizes), pieces, op)
-    yield from all_gather(peers, pieces)
+    yield from by[0](peers, Pieces(x, sizes), pieces, op)
+    yield from by[1](peers, pieces)
 
 
 def all_gather_unknown(peers: Peers, x: Array) -> Steps:

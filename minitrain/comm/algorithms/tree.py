@@ -6,9 +6,8 @@ Binomial tree from the root 0 (ranks are counted from the root, so any rank can 
     step 2   0 -----> 2       4 -----> 6    goes there, then each half does the same.
     step 3   0 -> 1   2 -> 3  4 -> 5   6 -> 7
 
-Costs: α a message, β a byte, γ a byte reduced; V bytes. The root sends up to ⌈log₂n⌉·V.
-Source: Thakur, Rabenseifner and Gropp 2005, "Optimization of collective communication operations
-in MPICH", sections 4.2 and 4.4; the barrier is Hensgen, Finkel and Manber 1988.
+The root of a broadcast sends up to ⌈log₂n⌉·V.
+Source: Thakur et al., sections 4.2, 4.4; the barrier is Hensgen, Finkel and Manber 1988.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from minitrain.array import Array
-from minitrain.comm.algorithms import ring
+from minitrain.comm.algorithms import direct, ring
 from minitrain.comm.algorithms.pieces import Pieces
 from minitrain.comm.operation import Peers, Steps
 from minitrain.comm.reduction import Combine, Reduction
@@ -47,7 +46,7 @@ def broadcast(peers: Peers, x: Array | None, root: int, *, header: bool = False)
     return x
 
 
-def reduce(peers: Peers, x: Array, out: Array, root: int, op: Reduction) -> Steps:
+def reduce(peers: Peers, x: Array, out: Array, op: Reduction, root: int) -> Steps:
     """On the root, out = the reduction over all ranks of x; elsewhere out is scratch.
 
     Cost: ⌈log₂n⌉·(α + V(β + γ)). The tree of a broadcast, from the leaves to the root.
@@ -70,7 +69,7 @@ def all_reduce(peers: Peers, x: Array, out: Array, op: Reduction) -> Steps:
 
     Cost: ⌈log₂n⌉·(2α + V(2β + γ)).
     """
-    yield from reduce(peers, x, out, 0, op)
+    yield from reduce(peers, x, out, op, 0)
     yield from broadcast(peers, out, 0)
 
 
@@ -81,16 +80,12 @@ def broadcast_scatter(peers: Peers, x: Array, root: int) -> Steps:
     Source: van de Geijn 1994, in Thakur et al., section 4.2.
     """
     pieces = Pieces(x.reshape(-1), cut_sizes(x.size, peers.size))
-    others = [rank for rank in range(peers.size) if rank != root]
-    if peers.rank == root:
-        yield [peers.send(pieces[rank], rank) for rank in others]
-    else:
-        yield (peers.receive(pieces[peers.rank], root),)
+    yield from direct.scatter(peers, pieces, root, room=pieces[peers.rank])
     yield from ring.all_gather(peers, pieces)
     return x
 
 
-def reduce_scatter_gather(peers: Peers, x: Array, out: Array, root: int, op: Reduction) -> Steps:
+def reduce_scatter_gather(peers: Peers, x: Array, out: Array, op: Reduction, root: int) -> Steps:
     """On the root, out = the reduction of x: each rank completes a piece, the root collects them.
 
     Cost: 2(n-1)α + 2(n-1)/n·V·β + (n-1)/n·V·γ. Source: Rabenseifner, in Thakur et al., section 4.4.
@@ -98,11 +93,7 @@ def reduce_scatter_gather(peers: Peers, x: Array, out: Array, root: int, op: Red
     sizes = cut_sizes(x.size, peers.size)
     pieces = Pieces(out, sizes)
     yield from ring.reduce_scatter(peers, Pieces(x, sizes), pieces, op)
-    others = [rank for rank in range(peers.size) if rank != root]
-    if peers.rank == root:
-        yield [peers.receive(pieces[rank], rank) for rank in others]
-    else:
-        yield (peers.send(pieces[peers.rank], root),)
+    yield from direct.gather(peers, pieces[peers.rank], root, pieces)
 
 
 def barrier(peers: Peers) -> Steps:

@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from minitrain.comm.errors import LauncherError
@@ -83,14 +83,21 @@ def _take_down(error: BaseException) -> None:
     if mpi is not None:
         world = mpi.COMM_WORLD
         text = "".join(traceback.format_exception(error))
-        sys.stderr.write(f"rank {world.Get_rank()} failed, so all {world.Get_size()} end:\n{text}")
+        report(f"rank {world.Get_rank()} failed, so all {world.Get_size()} end:\n{text}")
         abort(mpi, 130 if isinstance(error, KeyboardInterrupt) else 1)
+
+
+def report(text: str) -> None:
+    """Write to stderr if that can be written to: a terminal that is gone must not stop the job."""
+    with suppress(OSError, ValueError, AttributeError):  # no room; closed; there never was one
+        sys.stderr.write(text)
+        sys.stderr.flush()
 
 
 def abort(mpi: Any, status: int) -> None:
     """End all ranks of the MPI job, once what was printed is out."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with suppress(OSError, ValueError, AttributeError):
+        sys.stdout.flush()
     time.sleep(_LAST_WORDS)
     mpi.COMM_WORLD.Abort(status)
     os._exit(status)  # MPICH's Abort returns, and is not to be followed by a second traceback
@@ -106,6 +113,6 @@ def _agree_or_abort(status: int, *words: str) -> None:
     while not request.Test():
         if time.monotonic() > limit:
             rank = mpi.COMM_WORLD.Get_rank()
-            sys.stderr.writelines(f"rank {rank}: {line}\n" for line in words)
+            report("".join(f"rank {rank}: {line}\n" for line in words))
             abort(mpi, status)
         time.sleep(0.01)

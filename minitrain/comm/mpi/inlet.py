@@ -8,8 +8,9 @@ import numpy as np
 from mpi4py import MPI
 
 from minitrain.array import Array
-from minitrain.comm.mpi.requests import DONE, Address, MPIRequest, NullRequest, ReceiveBuffer
-from minitrain.comm.mpi.slots import BYTE, SLOTS, LaneMemory
+from minitrain.comm.device import ReceiveBuffer
+from minitrain.comm.mpi.outlet import BYTE, SLOTS, LaneMemory
+from minitrain.comm.mpi.requests import DONE, Address, MPIRequest
 from minitrain.comm.mpi.wire import as_bytes
 from minitrain.comm.reduction import Combine
 
@@ -21,18 +22,11 @@ class Inlet:
         self._lane = lane
         self._emptied = 0
         self._asked: list[LaneReceive] = []
-        self._aside: list[LaneReceive] = []
-        """Messages that nobody has asked for yet."""
+        self._aside: list[LaneReceive] = []  # what nobody has asked for yet
         self._current: LaneReceive | None = None
 
-    def receive(
-        self,
-        out: Array | None,
-        source: int,
-        address: Address,
-        like: Array | None,
-        combine: Combine | None,
-    ) -> LaneReceive | NullRequest:
+    def receive(self, out: Array | None, source: int, address: Address, like: Array | None,
+                combine: Combine | None) -> MPIRequest:  # fmt: skip
         """Start to receive a message; see `Transport.receive`."""
         if combine is not None and self._combine_at_once(out, address, combine):
             return DONE
@@ -48,9 +42,9 @@ class Inlet:
 
         One that fits a slot is no later chunk of another, which would not have begun in it.
         """
-        lane, emptied = self._lane, self._emptied
-        head = lane.heads[emptied % SLOTS]
-        if head[0] != emptied + 1:
+        lane, slot = self._lane, self._emptied % SLOTS
+        head = lane.heads[slot]
+        if head[0] != self._emptied + 1:
             return False
         lane.fence()  # the sender has written the rest of the head, too
         if (
@@ -62,24 +56,23 @@ class Inlet:
             or not isinstance(out, np.ndarray)
         ):
             return False
-        combine(lane.rooms[out.dtype][emptied % SLOTS][: out.size], out)
+        combine(lane.rooms[out.dtype][slot][: out.size], out)
         lane.fence()
-        self._emptied = lane.emptied[0] = emptied + 1
+        self._emptied = lane.emptied[0] = self._emptied + 1
         return True
 
     def step(self) -> bool:
         """Empty a slot, if one is filled."""
-        lane, emptied = self._lane, self._emptied
-        slot = emptied % SLOTS
+        lane, slot = self._lane, self._emptied % SLOTS
         head = lane.heads[slot]
-        if head[0] != emptied + 1:
+        if head[0] != self._emptied + 1:
             return False
         lane.fence()  # the sender has written what is there
         message = self._current or self._begin(head[1], head[2], head[3])
         dtype, left = message.dtype, message.total - message.taken
         message.take(lane.rooms[dtype][slot][: left // dtype.itemsize])
         lane.fence()
-        self._emptied = lane.emptied[0] = emptied + 1
+        self._emptied = lane.emptied[0] = self._emptied + 1
         self._current = message if left > lane.size else None
         return True
 
@@ -110,25 +103,19 @@ def _pop(messages: list[LaneReceive], channel: int, tag: int) -> LaneReceive | N
 class LaneReceive(MPIRequest):
     """A message on its way out of a lane, whether or not somebody has asked for it yet."""
 
-    __slots__ = (
-        *("_asked", "_buffer", "_combine", "_complete", "_data", "_inlet", "_like"),
-        *("dtype", "taken", "total"),
-    )
+    __slots__ = ("_asked", "_combine", "_complete", "_data", "_inlet", "_like", "_room", "dtype",
+                 "taken", "total")  # fmt: skip
 
     def __init__(self, inlet: Inlet, source: int, address: Address) -> None:
         super().__init__(source, address)
-        self.taken = self.total = 0
-        """Bytes."""
-        self.dtype: Any = BYTE
-        """Of the chunks that it takes."""
+        self.taken = self.total = 0  # bytes
+        self.dtype: Any = BYTE  # of the chunks that it takes
         self._inlet = inlet
-        self._asked = False
+        self._asked = self._complete = False
         self._like: Array | None = None
         self._combine: Combine | None = None
-        self._complete = False
-        self._buffer: ReceiveBuffer | None = None
-        self._data: Any = None
-        """Where bytes are laid down; None: they are combined as they come."""
+        self._room: ReceiveBuffer | None = None
+        self._data: Any = None  # where bytes are laid down; None: they are combined as they come
 
     @property
     def done(self) -> bool:
@@ -138,9 +125,8 @@ class LaneReceive(MPIRequest):
                 return False
         return True
 
-    def ask(
-        self, source: int, out: Array | None, like: Array | None, combine: Combine | None
-    ) -> None:
+    def ask(self, source: int, out: Array | None, like: Array | None,
+            combine: Combine | None) -> None:  # fmt: skip
         """Somebody waits for the message, of which some or all may be here already."""
         self.peer, self._asked = source, True
         self.array, self._like, self._combine = out, like, combine
@@ -156,22 +142,17 @@ class LaneReceive(MPIRequest):
         elif self._combine is not None and isinstance(out, np.ndarray):
             self.dtype = out.dtype
         else:
-            self._buffer = ReceiveBuffer(out, self._combine, cuda_aware=False)
-            self._data = as_bytes(self._buffer.room)
+            self._room = ReceiveBuffer(out, self._combine)
+            self._data = as_bytes(self._room.room)
 
     def take(self, chunk: Any) -> None:
         """Take the next elements."""
-        start, size = self.taken, chunk.nbytes
-        self.taken = start + size
+        start = self.taken
+        self.taken += chunk.nbytes
         if self._data is not None:
-            self._data[start : start + size] = chunk
+            self._data[start : self.taken] = chunk
         elif self._combine is not None:
-            out: Any = self.array
-            if size == self.total:
-                self._combine(chunk, out)
-            else:
-                first = start // out.itemsize
-                self._combine(chunk, out[first : first + chunk.size], first)
+            self._combine(chunk, self.array, start // chunk.itemsize)
         if self._asked and self.taken == self.total:
             self._settle()
 
@@ -182,8 +163,7 @@ class LaneReceive(MPIRequest):
         elif self.total != self.array.nbytes:
             self.refuse(f"{self.total} bytes")
         elif self._data is not None:
-            buffer = self._buffer
-            if buffer is None:  # it began before anybody asked
-                buffer = ReceiveBuffer(self.array, self._combine, cuda_aware=False)
-                as_bytes(buffer.room)[...] = self._data
-            buffer.settle()
+            if self._room is None:  # it began before anybody asked
+                self._room = ReceiveBuffer(self.array, self._combine)
+                as_bytes(self._room.room)[...] = self._data
+            self._room.settle()

@@ -21,9 +21,8 @@ import numpy as np
 from mpi4py import MPI
 
 from minitrain.comm.mpi.inlet import Inlet
-from minitrain.comm.mpi.outlet import Outlet
+from minitrain.comm.mpi.outlet import LINE, SLOTS, LaneMemory, Outlet
 from minitrain.comm.mpi.requests import Address
-from minitrain.comm.mpi.slots import LINE, SLOTS, LaneMemory
 
 _LARGEST_SLOT = 1 << 18
 _ROOM = 1 << 22
@@ -49,17 +48,17 @@ class Lanes:
         free = np.array([_free()])
         node.Allreduce(MPI.IN_PLACE, free, MPI.MIN)  # others may be taking some right now
         size = slot_size(others, int(free[0]))
-        lane = LaneMemory.nbytes(size)
-        self._window = MPI.Win.Allocate_shared(lane * others, 1, comm=node)
+        self._window = MPI.Win.Allocate_shared(LaneMemory.nbytes(size) * others, 1, comm=node)
         self._window.Lock_all()
+        own: Any = self._window.Shared_query(me)[0]
+        np.asarray(own)[:] = 0  # the counters; and all of it, so that it is taken while it is there
         ranks = node.group.Translate_ranks(None, comm.group)
         self.outlets: dict[int, Outlet] = {}
         self.inlets: dict[int, Inlet] = {}
         for other, rank in enumerate(ranks):
             if other != me:
-                to, back = self._memory(me, other, size), self._memory(other, me, size)
-                to.clear()
-                self.outlets[rank], self.inlets[rank] = Outlet(to), Inlet(back)
+                self.outlets[rank] = Outlet(self._memory(me, other, size))
+                self.inlets[rank] = Inlet(self._memory(other, me, size))
         self._window.Sync()
         node.Barrier()  # nobody looks at a counter before it is set
 
@@ -67,9 +66,8 @@ class Lanes:
         memory: Any = self._window.Shared_query(source)[0]
         nbytes = LaneMemory.nbytes(size)
         start = nbytes * (dest - (dest > source))
-        own = np.frombuffer(memory, np.uint8, nbytes, start)
-        ordered = platform.machine() in _ORDERED
-        return LaneMemory(own, size, _nothing if ordered else self._window.Sync)
+        fence = _nothing if platform.machine() in _ORDERED else self._window.Sync
+        return LaneMemory(np.frombuffer(memory, np.uint8, nbytes, start), size, fence)
 
     def close(self, push: Callable[[], None], outbox: Container[int]) -> list[tuple[int, Address]]:
         """Give the memory back when all ranks have come here: whom the messages that nobody has

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,8 +13,15 @@ from typing import NamedTuple
 
 from minitrain.comm.errors import LauncherError
 
-_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_NTASKS")
-"""Where mpiexec of MPICH and Intel, of Open MPI, of MVAPICH, and srun tell the size of the job."""
+_VARIABLES = {
+    "PMI_SIZE": "PMI_RANK",
+    "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_RANK",
+    "MV2_COMM_WORLD_SIZE": "MV2_COMM_WORLD_RANK",
+    "SLURM_STEP_NUM_TASKS": "SLURM_PROCID",
+}
+"""Where mpiexec of MPICH and Intel, of Open MPI, of MVAPICH, and srun tell how many processes they
+started, and which one of them this is. What an allocation says (SLURM_NTASKS, PBS_NP) is no launch:
+its script, too, is one process."""
 
 _OPEN_MPI = (
     # More ranks than cores are wanted here, and wait without spinning.
@@ -21,10 +29,6 @@ _OPEN_MPI = (
     # Containers run as root, and rarely allow one process to read another's memory.
     *("--allow-run-as-root", "--mca", "btl_vader_single_copy_mechanism", "none"),
 )
-
-
-_RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
-"""Where the same ones tell this process's rank in it."""
 
 
 class Launch(NamedTuple):
@@ -36,11 +40,31 @@ class Launch(NamedTuple):
 
 
 def launched(environ: Mapping[str, str] = os.environ) -> Launch | None:
-    """What mpiexec or srun says about this process; None if neither started it."""
-    for variable, rank in zip(_SIZES, _RANKS, strict=True):
-        if environ.get(variable, "").isdigit():
-            return Launch(variable, int(environ[variable]), int(environ.get(rank, "0")))
+    """What mpiexec or srun says about this process; None if neither started it.
+
+    Raises:
+        LauncherError: it says no numbers, or no rank below the size.
+    """
+    for variable, rank in _VARIABLES.items():
+        if environ.get(variable):
+            return _read(variable, environ[variable], rank, environ.get(rank, ""))
     return None
+
+
+def _read(variable: str, size: str, name: str, rank: str) -> Launch:
+    if _number(size) == 1:
+        return Launch(variable, 1)
+    if 0 <= _number(rank) < _number(size):
+        return Launch(variable, _number(size), _number(rank))
+    raise LauncherError(
+        f"{variable}={size!r} and {name}={rank!r} are no number of processes and the rank of one; "
+        f"if no launcher started this one, unset {variable}"
+    )
+
+
+def _number(text: str) -> int:
+    """What digits say; -1 for all else."""
+    return int(text) if re.fullmatch("[0-9]{1,9}", text) else -1
 
 
 def mpiexec_command(n: int) -> list[str]:
@@ -50,7 +74,7 @@ def mpiexec_command(n: int) -> list[str]:
     that was installed with mpi4py.
 
     Raises:
-        LauncherError: there is no mpiexec.
+        LauncherError: there is no mpiexec, or it does not run.
     """
     beside = Path(sys.executable).parent / "mpiexec"
     mpiexec = str(beside) if beside.exists() else shutil.which("mpiexec")
@@ -58,6 +82,11 @@ def mpiexec_command(n: int) -> list[str]:
         raise LauncherError(
             f"no mpiexec beside {sys.executable} or on PATH: pip install 'minitrain[mpi]'"
         )
-    version = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, check=False)
-    flags = _OPEN_MPI if "Open MPI" in version.stdout or "OpenRTE" in version.stdout else ()
+    try:
+        version = subprocess.run([mpiexec, "--version"], capture_output=True, check=False).stdout
+    except OSError as error:
+        raise LauncherError(
+            f"{mpiexec} does not run ({error.strerror}): pip install 'minitrain[mpi]'"
+        ) from error
+    flags = _OPEN_MPI if b"Open MPI" in version or b"OpenRTE" in version else ()
     return [mpiexec, *flags, "-n", str(n)]

@@ -16,8 +16,9 @@ def started_mpi(launch: Launch) -> Any:
     """The mpi4py.MPI module, with MPI started.
 
     Raises:
-        LauncherError: mpi4py is missing, or the launcher belongs to another MPI than the library:
-            then every process would be rank 0 of a world of 1, and write the same files.
+        LauncherError: mpi4py is missing or finds no MPI library; or the launcher belongs to another
+            MPI than the library: then every process would be rank 0 of a world of 1, and write the
+            same files.
     """
     first = "mpi4py.MPI" not in sys.modules
     try:
@@ -29,7 +30,13 @@ def started_mpi(launch: Launch) -> Any:
     except ImportError as error:
         raise LauncherError(
             f"{launch.variable} says that {launch.size} processes were started, which needs "
-            "mpi4py: pip install 'minitrain[mpi]'"
+            f"mpi4py: pip install 'minitrain[mpi]'{_why(error)}"
+        ) from error
+    except (RuntimeError, OSError) as error:  # how mpi4py says that it can load no libmpi
+        raise LauncherError(
+            f"{launch.variable} says that {launch.size} processes were started, but mpi4py loads "
+            f"no MPI library ({_first_line(error)}): pip install 'minitrain[mpi]' brings one, or "
+            "name the folder of libmpi in LD_LIBRARY_PATH"
         ) from error
     library = MPI.Get_library_version().splitlines()[0].strip()
     if launch.variable.startswith("OMPI") and "Open MPI" not in library:
@@ -39,6 +46,15 @@ def started_mpi(launch: Launch) -> Any:
     if MPI.COMM_WORLD.Get_size() == 1 < launch.size:
         raise _another(launch, library, "sees 1")
     return MPI
+
+
+def _why(error: ImportError) -> str:
+    """What an mpi4py that is there lacks, such as the library that it was built with."""
+    return "" if isinstance(error, ModuleNotFoundError) else f" ({_first_line(error)})"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def check_cuda_aware(mpi: Any) -> None:
@@ -56,7 +72,7 @@ def check_cuda_aware(mpi: Any) -> None:
             name = mpi.Get_library_version().splitlines()[0].strip()
             raise LauncherError(
                 f"--cuda-aware: this MPI library ({name}) says that it cannot read GPU memory; "
-                "leave the option away, and messages pass through pinned host memory"
+                "leave it out, and messages pass through pinned host memory"
             )
 
 

@@ -1,12 +1,51 @@
-"""The sender's end of a lane: messages into its slots, one after the other."""
+"""A lane's memory, and the sender's end of it: messages into its slots, one after the other."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
-from minitrain.comm.mpi.requests import DONE, Address, MPIRequest, NullRequest
-from minitrain.comm.mpi.slots import SLOTS, LaneMemory
+import numpy as np
+
+from minitrain.comm.mpi.requests import DONE, Address, MPIRequest
+
+SLOTS = 4
+
+LINE = 64
+"""Bytes of a cache line, which is what travels from one core to another."""
+
+BYTE = np.dtype(np.uint8)
+
+
+class LaneMemory:
+    """The memory of one lane: its slots, and how many of their chunks the receiver has emptied.
+
+    A slot's head has the chunk's number, counted from 1, written last; and the channel, tag and
+    bytes of its message, for the receiver of a first chunk.
+    """
+
+    def __init__(self, memory: Any, size: int, fence: Callable[[], None]) -> None:
+        self.size = size
+        self.emptied = memoryview(memory[:8]).cast("q")
+        slots = memory[LINE:].reshape(SLOTS, LINE + size)
+        self.heads = [memoryview(slot[:32]).cast("q") for slot in slots]
+        self.rooms = _Rooms({BYTE: [slot[LINE:] for slot in slots]})
+        self.fence = fence
+        """Keeps the order of reads and writes around it, on processors that would change it."""
+
+    @staticmethod
+    def nbytes(size: int) -> int:
+        """Bytes of a lane with slots of this size."""
+        return LINE + SLOTS * (LINE + size)
+
+
+class _Rooms(dict[np.dtype[Any], list[Any]]):
+    """The room for a chunk in each slot, as arrays of a dtype; made once, since views take long."""
+
+    def __missing__(self, dtype: np.dtype[Any]) -> list[Any]:
+        rooms = self[dtype] = [room.view(dtype) for room in self[BYTE]]
+        return rooms
 
 
 class Outlet:
@@ -18,7 +57,7 @@ class Outlet:
         self._free_until = SLOTS
         self._waiting: deque[LaneSend] = deque()
 
-    def send(self, data: Any, dest: int, address: Address) -> LaneSend | NullRequest:
+    def send(self, data: Any, dest: int, address: Address) -> MPIRequest:
         """Start to send an array of one axis, which stays as it is until the message is done."""
         total = data.nbytes
         at_once = total <= self._lane.size and not self._waiting
@@ -68,12 +107,9 @@ class LaneSend(MPIRequest):
 
     def __init__(self, outlet: Outlet, data: Any, dest: int, address: Address) -> None:
         super().__init__(dest, address)
-        self.data = data
-        self.sent = 0
-        """Elements in the slots so far."""
-        self.gone = False
-        """Whether all of it is in the slots, or was."""
-        self._outlet = outlet
+        self._outlet, self.data = outlet, data
+        self.sent = 0  # elements that are in the slots, or were
+        self.gone = False  # whether all of them are
 
     @property
     def done(self) -> bool:

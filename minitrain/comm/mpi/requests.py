@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
-from minitrain.array import Array, namespace
-from minitrain.comm import device
+from minitrain.array import Array
+from minitrain.comm.device import ReceiveBuffer
 from minitrain.comm.mpi.wire import as_bytes, decoded, parts
-from minitrain.comm.reduction import Combine
 from minitrain.comm.transport import Request, shape_of
 
 
@@ -24,21 +24,22 @@ class Address(NamedTuple):
 
 
 class MPIRequest:
-    """A message to or from a peer, which a report of a stall can name."""
+    """A message to or from a peer, which a report of a stall can name.
+
+    This one needs no waiting for: it is here, or on its way in memory of its own.
+    """
 
     __slots__ = ("address", "array", "error", "peer")
     verb = "receive from"
 
     def __init__(self, peer: int, address: Address, array: Array = None) -> None:
-        self.peer = peer
-        self.address = address
-        self.array = array
+        self.peer, self.address, self.array = peer, address, array
         self.error: Exception | None = None
 
     @property
     def done(self) -> bool:
         """Whether it has arrived, or left; asking is what moves it along."""
-        raise AssertionError("each kind of request knows its own")
+        return True
 
     def refuse(self, sent: str) -> None:
         """The message has not the bytes that it must have."""
@@ -53,15 +54,7 @@ class MPIRequest:
             self.error = error
 
 
-class NullRequest:
-    """A message that nobody need wait for: received, or on its way in memory of its own."""
-
-    array: Array = None
-    error: Exception | None = None
-    done = True
-
-
-DONE = NullRequest()
+DONE = MPIRequest(-1, Address(MPI.COMM_NULL, 0, 0))
 
 
 class SendRequest(MPIRequest):
@@ -70,12 +63,10 @@ class SendRequest(MPIRequest):
     __slots__ = ("_requests",)
     verb = "send to"
 
-    def __init__(
-        self, data: Any, dest: int, address: Address, limit: int, start: Callable[..., MPI.Request]
-    ) -> None:
+    def __init__(self, data: Any, dest: int, address: Address, limit: int,
+                 start: Callable[..., MPI.Request]) -> None:  # fmt: skip
         super().__init__(dest, address)
-        tag = address.tag
-        self._requests = [start(part, dest, tag) for part in parts(data, limit)]
+        self._requests = [start(part, dest, address.tag) for part in parts(data, limit)]
 
     @property
     def done(self) -> bool:
@@ -88,41 +79,17 @@ class SendRequest(MPIRequest):
         return True
 
 
-class ReceiveBuffer:
-    """Where a message of known size is laid down, until all of it is there.
-
-    array: out itself, or memory beside it to combine from. room: that, or the host's for it.
-    """
-
-    def __init__(self, out: Array, combine: Combine | None, *, cuda_aware: bool) -> None:
-        self._out = out
-        self._combine = combine
-        self.array = out if combine is None else namespace(out).empty_like(out)
-        self.room = self.array
-        if not isinstance(out, np.ndarray):
-            self.room = device.room_for(self.array, cuda_aware)
-
-    def settle(self) -> None:
-        """The message is there: fill out with it."""
-        if self.room is not self.array:
-            device.settle(self.room, self.array)
-        if self._combine is not None:
-            self._combine(self.array, self._out)
-
-
 class ReceiveRequest(MPIRequest):
     """A message of known size, received into the caller's memory."""
 
     __slots__ = ("_buffer", "_requests", "_total")
 
-    def __init__(
-        self, out: Array, buffer: ReceiveBuffer, source: int, address: Address, limit: int
-    ) -> None:
-        super().__init__(source, address, out)
+    def __init__(self, buffer: ReceiveBuffer, source: int, address: Address, limit: int) -> None:
+        super().__init__(source, address, buffer.out)
         self._buffer = buffer
         self._total = 0
-        start, tag, room = address.comm.Irecv, address.tag, as_bytes(buffer.room)
-        self._requests = [start(part, source, tag) for part in parts(room, limit)]
+        start, room = address.comm.Irecv, as_bytes(buffer.room)
+        self._requests = [start(part, source, address.tag) for part in parts(room, limit)]
         self._requests.reverse()
 
     @property
@@ -149,34 +116,30 @@ class ReceiveRequest(MPIRequest):
 
 
 class ProbeRequest(MPIRequest):
-    """A message of unknown size: asked for until it is there, then received."""
+    """A message of unknown size: asked for until it is there, then received.
 
-    __slots__ = ("__weakref__", "_complete", "_like", "_limit", "_parts", "_request", "before")
+    queue: those of the same route and source that are not complete, of which the first takes what
+        comes next.
+    """
 
-    def __init__(self, source: int, address: Address, limit: int, like: Array | None) -> None:
+    __slots__ = ("_like", "_limit", "_parts", "_queue", "_request")
+
+    def __init__(self, source: int, address: Address, limit: int, like: Array | None,
+                 queue: deque[ProbeRequest]) -> None:  # fmt: skip
         super().__init__(source, address)
-        self.before: ProbeRequest | None = None
-        """An earlier one on the same route, which takes the earlier message."""
-        self._like = like
-        self._limit = limit
+        self._like, self._limit = like, limit
         self._parts: list[Any] = []
         self._request: MPI.Request | None = None
-        self._complete = False
+        self._queue = queue
+        queue.append(self)
 
     @property
     def done(self) -> bool:
         """Whether the message is here."""
-        if self.before is not None:
-            if not self.before._complete:  # it is in flight, so it is asked by itself
+        while self in self._queue:
+            if not self._queue[0]._part_is_here():
                 return False
-            self.before = None
-        while not self._complete and self._part_is_here():
-            self._complete = self._parts[-1].size < self._limit
-            if self._complete:
-                data = self._parts[0] if len(self._parts) == 1 else np.concatenate(self._parts)
-                self._parts.clear()
-                self.decode(data, self._like)
-        return self._complete
+        return True
 
     def _part_is_here(self) -> bool:
         if self._request is None:
@@ -188,6 +151,10 @@ class ProbeRequest(MPIRequest):
         if not self._request.Test():
             return False
         self._request = None
+        if self._parts[-1].size < self._limit:
+            data, *more = self._parts
+            self.decode(np.concatenate(self._parts) if more else data, self._like)
+            self._queue.popleft()
         return True
 
 

@@ -5,6 +5,8 @@ Thread ranks see each other's calls, and always compare them (`ThreadTransport.b
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from minitrain.array import digest
@@ -23,8 +25,7 @@ def checked(peers: Peers, steps: Steps) -> Steps:
     Cost: (n-1)(α + 512β). Raises MismatchError on every rank that hears of a different call.
     """
     call, site = peers.call, call_site()
-    told = Peers(peers.group, "check", "pairwise", "control", peers.ranks, peers.rank, peers.size)
-    told.route = peers.route
+    told = replace(peers, op="check", algorithm="pairwise", purpose="control")
     mark = f"{digest(call):x}"
     texts = Pieces(np.empty(_LENGTH * peers.size, np.uint8), [_LENGTH] * peers.size)
     text = f"{mark}\n{call}\n{site}".encode()[:_LENGTH].ljust(_LENGTH)

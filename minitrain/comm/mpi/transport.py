@@ -6,11 +6,9 @@ So MPI needs to know no dtype of ours (it lacks bfloat16), and does no arithmeti
 from __future__ import annotations
 
 import os
-import sys
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from weakref import WeakValueDictionary
 
 import numpy as np
 from mpi4py import MPI
@@ -18,23 +16,14 @@ from mpi4py import MPI
 from minitrain.array import Array
 from minitrain.comm import device
 from minitrain.comm.errors import CommError
-from minitrain.comm.mpi import signature
-from minitrain.comm.mpi.abort import abort
+from minitrain.comm.mpi import requests, signature
+from minitrain.comm.mpi.abort import abort, report
 from minitrain.comm.mpi.hosts import Hosts
 from minitrain.comm.mpi.lanes import Lanes
 from minitrain.comm.mpi.options import MPIOptions
-from minitrain.comm.mpi.requests import (
-    DONE,
-    Address,
-    MPIRequest,
-    ProbeRequest,
-    ReceiveBuffer,
-    ReceiveRequest,
-    SendRequest,
-    any_complete,
-)
+from minitrain.comm.mpi.requests import DONE, Address, MPIRequest, any_complete
 from minitrain.comm.mpi.wire import as_bytes, flat, header_of
-from minitrain.comm.operation import Peers, Steps, call_site
+from minitrain.comm.operation import call_site
 from minitrain.comm.reduction import Combine
 from minitrain.comm.transport import Request, Transport
 
@@ -62,11 +51,11 @@ class MPITransport(Transport):
     sequence number. Two channels that fold alike are refused, so no message can go astray.
     """
 
-    kind = "mpi"
+    kind, header_word = "mpi", 8
 
     def __init__(self, comm: MPI.Intracomm, node: MPI.Intracomm, hosts: Hosts, options: MPIOptions):
         super().__init__(comm.Get_rank(), comm.Get_size(), hosts.nodes)
-        self.check_collectives = options.check_collectives
+        self.check = signature.checked if options.check_collectives else None
         self.limit = options.limit
         self._options = options
         self._comms = [comm.Dup() for _ in range(_COMMS)]
@@ -77,18 +66,10 @@ class MPITransport(Transport):
         # MPI that reads GPU memory by itself gets all messages, whatever their arrays; and it alone
         # knows whether somebody receives: a lane's other end may only have put a message aside.
         shared = options.shared_memory and not (options.cuda_aware or options.synchronous)
-        self._lanes = Lanes(comm, node) if shared else None
-        self._outlets = self._lanes.outlets if self._lanes else {}
-        self._inlets = self._lanes.inlets if self._lanes else {}
+        self._lanes = Lanes(comm, node if shared else MPI.COMM_SELF)
+        self._outlets, self._inlets = self._lanes.outlets, self._lanes.inlets
         self._crowded = hosts.ranks > hosts.cores
-        # Weak, so that what was received is not kept.
-        self._probing: WeakValueDictionary[tuple[int, int], ProbeRequest] = WeakValueDictionary()
-
-    def begin(self, channel: int, peers: Peers) -> Address:
-        """See `Transport.begin`: other members' calls cannot be seen."""
-        sequence = self.sequences[channel]
-        self.sequences[channel] = sequence + 1
-        return self.route(channel, sequence)
+        self._probing: dict[tuple[int, int, int], deque[requests.ProbeRequest]] = defaultdict(deque)
 
     def route(self, channel: int, sequence: int) -> Address:
         """See `Transport.route`. Each 256th call has the same tag: it waits for the one before."""
@@ -103,9 +84,8 @@ class MPITransport(Transport):
                 operation.wait()
         return address
 
-    def send(
-        self, x: Array, dest: int, route: Address, *, copy: bool = False, header: bool = False
-    ) -> Request:
+    def send(self, x: Array, dest: int, route: Address, *, copy: bool = False,
+             header: bool = False) -> Request:  # fmt: skip
         """See `Transport.send`. What was copied is kept here until it has left."""
         outlet = self._outlets.get(dest)
         if not isinstance(x, np.ndarray):
@@ -118,41 +98,28 @@ class MPITransport(Transport):
         elif copy:
             data = data.copy()
         synchronous = copy and self._options.synchronous
-        message: Request
         if outlet is not None:
             message = outlet.send(data, dest, route)
         else:
             start = route.comm.Issend if synchronous else route.comm.Isend
-            message = SendRequest(as_bytes(data), dest, route, self.limit, start)
+            message = requests.SendRequest(as_bytes(data), dest, route, self.limit, start)
         if synchronous or not copy:
             return message
         if not message.done:
             self.outbox.setdefault(dest, deque()).append(message)
         return DONE
 
-    def receive(
-        self,
-        out: Array | None,
-        source: int,
-        route: Address,
-        *,
-        like: Array | None = None,
-        combine: Combine | None = None,
-    ) -> Request:
+    def receive(self, out: Array | None, source: int, route: Address, *, like: Array | None = None,
+                combine: Combine | None = None) -> Request:  # fmt: skip
         """See `Transport.receive`."""
         inlet = self._inlets.get(source)
         if inlet is not None:
             return inlet.receive(out, source, route, like, combine)
         if out is not None:
-            buffer = ReceiveBuffer(out, combine, cuda_aware=self._options.cuda_aware)
-            return ReceiveRequest(out, buffer, source, route, self.limit)
-        probing = ProbeRequest(source, route, self.limit, like)
-        key = source, route.channel
-        before = self._probing.get(key)
-        if before is not None and before.address.tag == route.tag and not before.done:
-            probing.before = before
-        self._probing[key] = probing
-        return probing
+            buffer = device.ReceiveBuffer(out, combine, cuda_aware=self._options.cuda_aware)
+            return requests.ReceiveRequest(buffer, source, route, self.limit)
+        queue = self._probing[source, route.channel, route.tag]
+        return requests.ProbeRequest(source, route, self.limit, like, queue)
 
     def wait(self, pending: Sequence[Sequence[Request]]) -> None:
         """See `Transport.wait`. MPI has no other way to wait for some of several than to ask."""
@@ -184,48 +151,34 @@ class MPITransport(Transport):
         waits = self._waits([operation.pending for operation in self.active])
         for operation in tuple(self.active):  # to ask again would touch memory that is gone
             operation.abandon(CommError("the program has ended, and its shared memory with it"))
-        for source, address in self._lanes.close(self.push, self.outbox) if self._lanes else ():
+        for source, address in self._lanes.close(self.push, self.outbox):
             where = self._names.get(address.channel, "a group or tag that it has not used")
             waits.append(f"receive a message from rank {source} ({where})")
         if waits:
-            sys.stderr.write(f"minitrain: rank {self.rank} ended and did not {'; '.join(waits)}\n")
+            report(f"minitrain: rank {self.rank} ended and did not {'; '.join(waits)}\n")
         self.wait([[message for queue in self.outbox.values() for message in queue]])
 
     def _report_stall(self, pending: Sequence[Sequence[Request]], waited: float) -> None:
         """Say for what this rank waits; the ranks that wait for each other all do."""
         waits = "; ".join(self._waits(pending))
-        sys.stderr.write(
+        report(
             f"minitrain: rank {self.rank} has waited {waited:.0f} s to {waits}, at {call_site()}\n"
         )
-        sys.stderr.flush()
         if self._options.stall_abort:
             abort(MPI, 3)
 
     def _waits(self, pending: Sequence[Sequence[Request]]) -> list[str]:
         return [
             f"{request.verb} rank {request.peer} ({self._names[request.address.channel]})"
-            for requests in pending
-            for request in requests
+            for messages in pending
+            for request in messages
             if isinstance(request, MPIRequest) and not request.done
         ]
 
-    def checked(self, peers: Peers, steps: Steps) -> Steps:
-        """See `Transport.checked`: only messages can tell calls here."""
-        return signature.checked(peers, steps)
-
     def name(self, channel: int, text: str) -> None:
-        """See `Transport.name`.
-
-        Raises:
-            ValueError: another channel folds to the same MPI tags.
-        """
+        """See `Transport.name`. Raises ValueError if another channel folds to the same MPI tags."""
         self._names[channel] = text
         other = self._folded.setdefault(channel % (_COMMS * self._tags), channel)
         if other != channel:
-            raise ValueError(
-                f"{text} and {self._names[other]} would share MPI tags: rename an axis or a tag"
-            )
-
-    def header_bytes(self, x: Array) -> int:
-        """See `Transport.header_bytes`."""
-        return 8 * (int(x.ndim) + 1)
+            both = f"{text} and {self._names[other]}"
+            raise ValueError(f"{both} would share MPI tags: rename an axis or a tag")

@@ -52,12 +52,20 @@ SEAMS = {
     "sp_f": "minitrain.parallel.regions:AllGather.vjp",
     "row": "minitrain.parallel.tensor:RowLinear.forward",
     "own_heads": "minitrain.parallel.tensor:own_heads",
-    "table": "minitrain.parallel.vocabulary:VocabularyTable.__init__",
-    "vocabulary_losses": "minitrain.parallel.vocabulary:VocabularyLosses.forward",
-    "vocabulary_vjp": "minitrain.parallel.vocabulary:VocabularyLosses.vjp",
-    "vocabulary_loss": "minitrain.parallel.vocabulary:VocabularyCrossEntropy.forward",
+    "table": "minitrain.parallel.cut_vocabulary:VocabularyTable.__init__",
+    "vocabulary_losses": "minitrain.parallel.cut_vocabulary:VocabularyLosses.forward",
+    "vocabulary_vjp": "minitrain.parallel.cut_vocabulary:VocabularyLosses.vjp",
+    "vocabulary_loss": "minitrain.parallel.cut_vocabulary:VocabularyCrossEntropy.forward",
     "cut_sequence": "minitrain.parallel.compose:cut_sequence",
     "positions": "minitrain.parallel.sequence:OwnPositions.forward",
+    # Pipeline parallelism.
+    "worker": "minitrain.parallel.worker:Worker.__init__",
+    "turns": "minitrain.parallel.worker:turns_of",
+    "run": "minitrain.parallel.worker:Worker.run",
+    "begin_pass": "minitrain.parallel.reduce:Reducer.begin_pass",
+    "give": "minitrain.parallel.pipeline:Boundaries.give",
+    "take": "minitrain.parallel.pipeline:Boundaries.take",
+    "tag": "minitrain.parallel.pipeline:Boundaries.tag",
 }
 """Where faults can be planted: seam -> module:attribute."""
 
@@ -113,6 +121,24 @@ FAULTS: dict[str, Fault] = {
             "sp-positions-restart": "positions",
             "tp-local-heads": "own_heads",
             "shards-alike": "fill",
+        }.items()
+    },
+    **{
+        name: Fault(seam, "pipeline")
+        for name, seam in {
+            "only-last-micro-batch": "begin_pass",
+            "divided-on-every-stage": "give",
+            "tied-not-summed": "plan",
+            "tied-counted-twice": "counts",
+            "norm-of-a-stage": "norm",
+            "loss-of-a-stage": "run",
+            "wrong-buffer": "take",
+            "stale-gradient": "take",
+            "boundaries-mixed": "tag",
+            "stage-local-dropout": "worker",
+            "reduced-too-early": "worker",
+            "last-weights-forgotten": "turns",
+            "sends-block": "give",
         }.items()
     },
     **{

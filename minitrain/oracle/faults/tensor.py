@@ -19,6 +19,11 @@ from minitrain.comm.group import Group
 from minitrain.cut import cut_sizes
 from minitrain.nn import Dropout
 from minitrain.parallel import regions
+from minitrain.parallel.cut_vocabulary import (
+    VocabularyCrossEntropy,
+    VocabularyLosses,
+    VocabularyTable,
+)
 from minitrain.parallel.flat import Flat
 from minitrain.parallel.mesh import Mesh
 from minitrain.parallel.norm import Norm
@@ -28,7 +33,6 @@ from minitrain.parallel.regions import AllGather, Copy
 from minitrain.parallel.sequence import OwnPositions, own_part
 from minitrain.parallel.table import Entry
 from minitrain.parallel.tensor import RowLinear
-from minitrain.parallel.vocabulary import VocabularyCrossEntropy, VocabularyLosses, VocabularyTable
 
 
 def f_not_reduced(vjp: Any) -> Any:

@@ -5,15 +5,17 @@
     step-000500/tokenizer.json        only where the tokenizer is one of Hugging Face's
 
 A checkpoint is there whole or not at all: it is written under a temporary name, flushed to the
-disk, and renamed. Only then is it called step-NNNNNN, and only such folders are looked at.
+disk, and renamed. Only then is it called step-NNNNNN, and only such folders are looked at. The
+manifest has a checksum of each file, so that a bit which flips later is noticed.
 """
 
 from __future__ import annotations
 
-import json
+import math
 import os
+import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,8 +26,18 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from minitrain.array import Array, to_host
-from minitrain.train.checkpoint.manifest import NAME, CheckpointError, Manifest, reading, step_of
-from minitrain.train.disk import WriteError, flush, listing
+from minitrain.train.checkpoint.manifest import (
+    NAME,
+    CheckpointError,
+    Manifest,
+    reading,
+    step_of,
+    to_text,
+)
+from minitrain.train.disk import WriteError, advice, checksum, flush, listing
+from minitrain.train.download import problem
+
+PARTIAL = re.compile(r"\.step-\d{6,}\.part$")
 
 
 class Draft:
@@ -48,27 +60,36 @@ class Draft:
             shutil.rmtree(self.temporary, ignore_errors=True)
             self.temporary.mkdir(parents=True)
 
-    def add(self, rank: int, arrays: Mapping[str, Array]) -> None:
-        """Write what a rank holds, by key."""
+    def add(self, rank: int, arrays: Mapping[str, Array]) -> str:
+        """Write what a rank holds, by key, and return the checksum of its file."""
         with self._writing(sum(x.nbytes for x in arrays.values())):
             # safetensors writes an array that is not contiguous wrongly, and silently.
             mine = {key: np.asarray(to_host(x), order="C") for key, x in arrays.items()}
             save_file(mine, self.temporary / file_of(rank))
             flush(self.temporary / file_of(rank))
+            return checksum(self.temporary / file_of(rank))
 
     def finish(self, manifest: Manifest, files: Mapping[str, str]) -> Path:
-        """Write the manifest and other texts (name -> content), and give the folder its name."""
+        """Write the manifest and other texts (name -> content), and give the folder its name.
+
+        The manifest has the checksums of the ranks' files; those of the texts are added here.
+        """
         with self._writing(0):
-            text = json.dumps(manifest.__dict__, indent=1) + "\n"
-            for name, content in {**files, "manifest.json": text}.items():
-                (self.temporary / name).write_text(content, encoding="utf-8")
-                flush(self.temporary / name)
+            for name, content in files.items():
+                self._write(name, content)
+            sums = {name: checksum(self.temporary / name) for name in files}
+            manifest = replace(manifest, checksums={**manifest.checksums, **sums})
+            self._write("manifest.json", to_text(manifest))
             flush(self.temporary)
             if self.target.exists():  # the same step again, by a run that was resumed before it
                 shutil.rmtree(self.target)
             self.temporary.rename(self.target)
             flush(self.folder)
         return self.target
+
+    def _write(self, name: str, content: str) -> None:
+        (self.temporary / name).write_text(content, encoding="utf-8")
+        flush(self.temporary / name)
 
     @contextmanager
     def _writing(self, nbytes: int) -> Iterator[None]:
@@ -77,8 +98,8 @@ class Draft:
         except (OSError, SafetensorError) as error:
             shutil.rmtree(self.temporary, ignore_errors=True)
             raise WriteError(
-                f"cannot write the checkpoint {self.target} ({nbytes / 1e6:.1f} MB): {error}; free "
-                "some space, then go on with --resume. Earlier checkpoints are untouched"
+                f"cannot write the checkpoint {self.target} ({nbytes / 1e6:.1f} MB): {error}; "
+                f"{advice(error)}, then go on with --resume. Earlier checkpoints are untouched"
             ) from error
 
 
@@ -101,7 +122,7 @@ def save(
     """
     draft = Draft(folder, manifest.step)
     draft.begin()
-    draft.add(0, arrays)
+    sums = {file_of(0): draft.add(0, arrays)}
     entries = {
         key: {
             "shape": list(x.shape),
@@ -110,7 +131,7 @@ def save(
         }
         for key, x in arrays.items()
     }
-    return draft.finish(replace(manifest, arrays=entries), files)
+    return draft.finish(replace(manifest, arrays=entries, checksums=sums), files)
 
 
 def read(path: Path, manifest: Manifest, key: str) -> np.ndarray[Any, Any]:
@@ -127,6 +148,9 @@ def _assemble(
     path: Path, key: str, shape: list[int], dtype: str, pieces: list[dict[str, Any]]
 ) -> np.ndarray[Any, Any]:
     """A whole array from its pieces, which must cover it."""
+    told = sum(math.prod(stop - start for start, stop in piece["slice"]) for piece in pieces)
+    if not any("flat" in piece for piece in pieces) and told != math.prod(shape):
+        raise ValueError(f"the pieces of {key} hold {told} of its {math.prod(shape)} elements")
     whole = np.empty(shape, dtype)
     covered = 0
     for piece in pieces:
@@ -145,6 +169,35 @@ def _assemble(
     if covered != whole.size:
         raise ValueError(f"the pieces of {key} hold {covered} of its {whole.size} elements")
     return whole
+
+
+def check_files(path: Path, manifest: Manifest, names: Iterable[str]) -> None:
+    """Refuse files of a checkpoint that are not as they were written.
+
+    Manifests of before there were checksums have none, and what they say nothing of passes.
+
+    Raises:
+        CheckpointError: the file is named.
+    """
+    with reading(path):
+        for name in names:
+            expected, found = manifest.checksums.get(name), checksum(path / name)
+            if expected is not None and found != expected:
+                wrong = problem(path / name)
+                raise ValueError(
+                    f"{name} is not as it was written (its CRC-32 is {found}, not {expected})"
+                    + (f": it {wrong}" if wrong else "")
+                )
+
+
+def leftovers(folder: Path) -> list[Path]:
+    """What saves that were cut off have left in a folder of checkpoints, by name."""
+    return sorted(
+        path
+        for path in listing(folder)
+        if PARTIAL.match(path.name)
+        or (NAME.match(path.name) and not os.path.isfile(path / "manifest.json"))
+    )
 
 
 def match(shapes: Mapping[str, tuple[int, ...]], manifest: Manifest, path: Path) -> None:

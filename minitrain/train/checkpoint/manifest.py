@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import json
 import re
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 
 from minitrain.errors import UserError
+from minitrain.train.download import problem
 
 NAME = re.compile(r"step-(\d{6,})$")
 # What a manifest's values must be at least, so that an edited one is refused as it is read.
 _KINDS: dict[str, Any] = {
-    **dict.fromkeys(("step", "updates"), int),
+    **dict.fromkeys(("step", "updates", "blas"), int),
     **dict.fromkeys(("layout", "text", "tokenizer"), str),
-    **dict.fromkeys(("model", "config", "arrays"), dict),
+    **dict.fromkeys(("model", "config", "arrays", "checksums", "sources"), dict),
     "loss_scale": dict | None,
 }
 
@@ -45,6 +47,10 @@ class Manifest:
             {"file", "slice"} with the slice as [start, stop] for each axis, and, if it is but a
             part of these elements, flattened, "flat": [start, stop].
         loss_scale: state of mixed precision; None without.
+        blas: BLAS threads of a rank, which the order of sums in a product depends on; 0: unknown.
+        sources: the text files that it was trained on, see `reading.Text`.
+        checksums: of each file beside the manifest, by name; none in what was written before there
+            were any. On the disk there is one of the manifest too, without it.
     """
 
     step: int
@@ -56,6 +62,9 @@ class Manifest:
     arrays: dict[str, dict[str, Any]]
     text: str = ""
     loss_scale: dict[str, float] | None = None
+    blas: int = 0
+    sources: dict[str, str] = field(default_factory=dict)
+    checksums: dict[str, str] = field(default_factory=dict)
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -65,7 +74,11 @@ def read_manifest(path: Path) -> Manifest:
         CheckpointError: a manifest that is missing, cut off or edited.
     """
     with reading(path):
-        manifest = Manifest(**json.loads((path / "manifest.json").read_text(encoding="utf-8")))
+        if wrong := problem(path / _OWN):
+            raise ValueError(f"{_OWN} {wrong}")
+        tree = json.loads((path / _OWN).read_text(encoding="utf-8"))
+        _check_own(tree)
+        manifest = Manifest(**tree)
         for name, kind in _KINDS.items():
             if not isinstance(getattr(manifest, name), kind):
                 raise ValueError(f"its {name} is {getattr(manifest, name)!r:.40}")
@@ -76,6 +89,27 @@ def read_manifest(path: Path) -> Manifest:
     return manifest
 
 
+_OWN = "manifest.json"
+
+
+def to_text(manifest: Manifest) -> str:
+    """What manifest.json holds, with its own checksum as the last of the checksums."""
+    tree = dict(manifest.__dict__)
+    tree["checksums"] = {**manifest.checksums, _OWN: _checksum(tree)}
+    return json.dumps(tree, indent=1) + "\n"
+
+
+def _check_own(tree: Any) -> None:
+    """Refuse a manifest with a bit that flipped; its own checksum leaves the tree."""
+    expected = tree.get("checksums", {}).pop(_OWN, None)
+    if expected is not None and expected != _checksum(tree):
+        raise ValueError(f"{_OWN} is not as it was written (its CRC-32 is another)")
+
+
+def _checksum(tree: Any) -> str:
+    return f"{zlib.crc32(json.dumps(tree).encode()):08x}"
+
+
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
     """What files that are missing, cut off or edited make a reader raise, said plainly."""
@@ -84,7 +118,7 @@ def reading(path: Path) -> Iterator[None]:
         yield
     except UserError:  # sizes that no model has, say: it has its own words
         raise
-    except (*broken, MemoryError) as error:
+    except broken as error:
         raise CheckpointError(
             f"{path} is not a whole checkpoint: {type(error).__name__}: {error}; remove that "
             "folder to go on from the one before it, or start a new run"

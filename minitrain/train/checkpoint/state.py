@@ -6,7 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from minitrain.array import Array, accumulator, from_host, namespace
+from minitrain.comm.group import Group
+from minitrain.machine import blas_threads_now
 from minitrain.nn.config import to_values as config_values
 from minitrain.parallel.placement import Placement
 from minitrain.train.checkpoint import files
@@ -30,9 +34,7 @@ def save(
     if world.rank == 0:
         draft.begin()
     world.barrier()
-    if mine:
-        draft.add(world.rank, mine)
-    world.barrier()
+    sums = _all_sums(world, draft.add(world.rank, mine) if mine else None)
     if world.rank == 0:
         about = Manifest(
             step=step,
@@ -44,10 +46,20 @@ def save(
             config=values(config),
             arrays=_entries(stepper),
             loss_scale=None if stepper.loss_scale is None else stepper.loss_scale.state(),
+            blas=blas_threads_now(),
+            sources=dict(corpus.sources),
+            checksums=sums,
         )
         path = draft.finish(about, corpus.tokenizer.files)
     world.barrier()
     return path
+
+
+def _all_sums(world: Group, mine: str | None) -> dict[str, str]:
+    """The checksums of all ranks' files by name, once all are written; None: a rank has no file."""
+    number = np.array([-1 if mine is None else int(mine, 16)], np.int64)
+    table = world.all_gather(number, sizes=[1] * world.size, purpose="control")
+    return {file_of(rank): f"{n:08x}" for rank, n in enumerate(table.tolist()) if n >= 0}
 
 
 def resume(stepper: Stepper, path: Path) -> int:
@@ -59,6 +71,8 @@ def resume(stepper: Stepper, path: Path) -> int:
     manifest, model = read_manifest(path), stepper.model
     holdings = _holdings(stepper)
     files.match({key: holding.shape for key, holding in holdings.items()}, manifest, path)
+    world = model.mesh.world  # each file is looked at by one rank, and all wait for each other
+    files.check_files(path, manifest, sorted(manifest.checksums)[world.rank :: world.size])
     for key, holding in holdings.items():  # one whole array at a time
         if holding.part is not None:
             whole = files.read(path, manifest, key).astype(holding.dtype, copy=False)

@@ -40,6 +40,7 @@ def load_model(path: Path) -> tuple[Model, Tokenizer]:
     weights = replace(manifest, arrays=kept)
     with reading(path):
         model = declare(config_from(manifest.model))
+    files.check_files(path, manifest, manifest.checksums)
     parameters = {f"weights/{name}": p for name, p in model.parameters().items()}
     files.match({key: p.declared for key, p in parameters.items()}, weights, path)
     for key, parameter in parameters.items():
@@ -53,4 +54,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
     Raises:
         CheckpointError: a checkpoint that is not whole. TokenizerError: a tokenizer that is not.
     """
-    return tokenizer_of(read_manifest(path).tokenizer, folder=path)
+    manifest = read_manifest(path)
+    texts = [name for name in manifest.checksums if not name.endswith(".safetensors")]
+    files.check_files(path, manifest, texts)
+    return tokenizer_of(manifest.tokenizer, folder=path)

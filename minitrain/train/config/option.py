@@ -46,6 +46,14 @@ Text: TypeAlias = Annotated[
     str, Rule("text that UTF-8 can hold, not empty", lambda t: t != "" and _encodes(t))
 ]
 
+Numbers: TypeAlias = Annotated[
+    str, Rule("whole numbers with commas between, such as 3,4,4,3", lambda t: _counts(t))
+]
+
+
+def _counts(text: str) -> bool:
+    return all(part.strip().isdecimal() for part in text.split(","))
+
 
 def _encodes(text: str) -> bool:
     """False for lone surrogates, which a file name that is not UTF-8 brings in."""

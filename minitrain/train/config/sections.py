@@ -15,6 +15,7 @@ from minitrain.train.config.option import (
     Fraction,
     Natural,
     NotNegative,
+    Numbers,
     Option,
     Positive,
     Size,
@@ -47,12 +48,14 @@ class DataSection:
     """The text, and how much of it a step takes, whatever the layout."""
 
     path: Text | None = _option(
-        None, "text file, or folder of them; none: Python's own documentation", flag="data"
+        None,
+        "text file, folder of them, or .jsonl, all joined; none: Python's own documentation",
+        flag="data",
     )
     tokenizer: Text = _option(
         "byte", "byte, bpe:SIZE to train one, ids:SIZE for a .bin file, or a tokenizer.json"
     )
-    batch: Size = _option(12, "sequences of a step, over all ranks")
+    batch: Size = _option(12, "sequences of a step, over all ranks, drawn with replacement")
     micro_batches: Size = _option(1, "parts of the batch, computed one after the other")
 
 
@@ -110,8 +113,16 @@ class RunSection:
     recompute: Literal["none", "selective", "full"] = _option(
         "none", "what runs again in the backward; full: blocks; none, selective: attention weights"
     )
+    stages: Numbers | None = _option(
+        None, "blocks of each stage of a pipeline, such as 3,4,4,3; none: by their cost"
+    )
     eval_every: Count = _option(250, "steps between evaluations on the held-out text")
     save_every: Count = _option(500, "steps between checkpoints; the last step has one too")
+
+    @property
+    def stage_sizes(self) -> tuple[int, ...] | None:
+        """The numbers of `stages`."""
+        return None if self.stages is None else tuple(map(int, self.stages.split(",")))
 
 
 @dataclass(frozen=True)

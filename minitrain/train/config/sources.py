@@ -22,7 +22,7 @@ def from_file(path: Path, options: OptionTable) -> dict[str, Any]:
     """The values by key of a TOML file of sections."""
     source = f"--config {path}"
     try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+        tree = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"{source} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:  # not UTF-8, or not TOML

@@ -14,6 +14,7 @@ import numpy as np
 
 from minitrain.train.data.reading import TextError
 from minitrain.train.data.tokenizer import Ids, Tokenizer
+from minitrain.train.download import problem
 
 _CHECKED = 1 << 20  # ids at either end that are looked at; the others when a batch is made
 
@@ -44,6 +45,8 @@ def read_ids(path: Path, tokenizer: Tokenizer) -> tuple[Ids, Ids]:
 def _mapped(path: Path, tokenizer: Tokenizer) -> Ids:
     dtype = np.dtype("<u2" if tokenizer.vocab <= 1 << 16 else "<u4")
     try:
+        if wrong := problem(path):
+            raise TextError(f"{path} {wrong}")
         size = path.stat().st_size
         if size % dtype.itemsize:
             raise TextError(

@@ -1,36 +1,67 @@
 """The bytes of a text, wherever it is: a file, JSON lines, a folder, or Python itself.
 
-Files are read as bytes and never in text mode, so no line end and no character changes.
+Files are read as bytes and never in text mode, so no line end and no character changes. A
+byte-order mark at the beginning of a file is none of its text, and left out of every file alike.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import stat
+import zlib
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
-from minitrain.errors import UserError
+from minitrain.train.data.walk import FIX, TextError, files_below, shown
+from minitrain.train.download import pointer
 
-_FIX = "give --data another file or folder, or leave it out for the built-in text"
+__all__ = ["Text", "TextError", "once_only", "read_text"]
+
 _JSON_LINES = (".jsonl", ".ndjson")
+_MARK = b"\xef\xbb\xbf"
+_ENDLESS = ("/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 
 
-class TextError(UserError):
-    """A text that cannot be trained on: not there, not readable, empty, or too short."""
+class Text(NamedTuple):
+    """A text that was read.
+
+    Attributes:
+        content: its bytes.
+        notes: one line each on how they came together.
+        sources: the files that count: name below the folder (or the file's own) -> CRC-32.
+    """
+
+    content: bytes
+    notes: list[str]
+    sources: Mapping[str, str]
 
 
-def read_text(path: Path | None) -> tuple[bytes, list[str]]:
+def read_text(path: Path | None, only: Collection[str] | None = None) -> Text:
     """The bytes of a file, of all texts below a folder, or (None) of Python's own documentation.
 
-    Returns them with notes, one line each, on how they came together.
+    only: the names of the files below a folder that a run began with; what has come since is not
+        looked at.
 
     Raises:
         TextError: one line that names the text, what is wrong with it and the fix.
     """
-    text, notes = (_built_in(), []) if path is None else _read(path)
-    if not text:
-        raise TextError(f"{path or 'the built-in text'} is empty; {_FIX}")
-    return text, notes
+    text = Text(_built_in(), [], {}) if path is None else _read(path, only)
+    if not text.content:
+        raise TextError(f"{path or 'the built-in text'} is empty; {FIX}")
+    return text
+
+
+def once_only(path: str | Path) -> str | None:
+    """What a path is that gives its content once only, to one reader; None for files, folders and
+    what is not there."""
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):
+        return None
+    kinds = {"a pipe": stat.S_ISFIFO, "a device": stat.S_ISCHR, "a socket": stat.S_ISSOCK}
+    return next((kind for kind, holds in kinds.items() if holds(mode)), None)
 
 
 def _built_in() -> bytes:
@@ -42,55 +73,68 @@ def _built_in() -> bytes:
     return "\n\n".join(topics[name] for name in sorted(topics)).encode()
 
 
-def _read(path: Path) -> tuple[bytes, list[str]]:
-    if not os.path.isdir(path):  # unlike Path.is_dir, False where the system refuses to say
-        text = _file(path)
-        how = "the texts of its lines, joined by newlines"
-        return text, [f"{path}: {how}"] if path.suffix.lower() in _JSON_LINES else []
-    found = [(file, _file(file)) for file in _files(path)]
-    texts = [text for _, text in found if text and b"\0" not in text]
-    if not texts:
-        raise TextError(f"{path} holds no text: none of its {len(found)} file(s) has any; {_FIX}")
-    note = f"{path}: {len(texts)} text file(s) joined by newlines in the order of their names"
-    skipped = len(found) - len(texts)
-    return b"\n".join(texts), [f"{note}; {skipped} empty or binary left out" if skipped else note]
+def _read(path: Path, only: Collection[str] | None) -> Text:
+    if os.path.isdir(path):  # unlike Path.is_dir, False where the system refuses to say
+        return _folder(path, only)
+    if (kind := once_only(path)) == "a device" and str(path.resolve()) in _ENDLESS:
+        raise TextError(f"{path} is {kind} without an end; {FIX}")
+    text, crc = _file(path)
+    notes = []
+    if path.suffix.lower() in _JSON_LINES:
+        notes.append(f"{path}: the texts of its lines, joined by newlines")
+    if kind:
+        notes.append(
+            f"{path} is {kind}, which can be read once only: to go on with this run later, give "
+            "--resume the same text by --data"
+        )
+    return Text(text, notes, {path.name: crc})
 
 
-def _files(folder: Path) -> list[Path]:
-    """All regular files below a folder in the order of their paths, hidden ones left out."""
+def _folder(path: Path, only: Collection[str] | None) -> Text:
+    files, left = ([path / name for name in only], []) if only else files_below(path)
+    found = [(file, *_file(file)) for file in sorted(files)]
+    kept = [(file, text, crc) for file, text, crc in found if text and b"\0" not in text]
+    if not kept:
+        raise TextError(f"{path} holds no text: none of its {len(found)} file(s) has any; {FIX}")
+    note = f"{path}: {len(kept)} text file(s) joined by newlines in the order of their names"
+    if only:
+        note += "; they are those that the run began with"
+    skipped = len(found) - len(kept)
+    notes = [f"{note}; {skipped} empty or binary left out" if skipped else note]
+    if left:
+        notes.append(f"{path}: left out: {shown(left)}")
+    sources = {str(file.relative_to(path)): crc for file, _, crc in kept}
+    return Text(b"\n".join(text for _, text, _ in kept), notes, sources)
 
-    def refuse(error: OSError) -> None:
-        raise TextError(f"{error.filename} cannot be read: {error.strerror}; {_FIX}")
 
-    found = []
-    for directory, folders, names in os.walk(folder, onerror=refuse):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [Path(directory, name) for name in names if not name.startswith(".")]
-    return sorted(file for file in found if os.path.isfile(file))
-
-
-def _file(path: Path) -> bytes:
+def _file(path: Path) -> tuple[bytes, str]:
+    """The text of a file, and the CRC-32 of all that it holds."""
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise TextError(f"{path} cannot be read: {error.strerror}; {_FIX}") from None
+        raise TextError(f"{path} cannot be read: {error.strerror}; {FIX}") from None
     except ValueError as error:  # a NUL in the name
-        raise TextError(f"{str(path)!r} cannot be read: {error}; {_FIX}") from None
-    return _json_lines(path, content) if path.suffix.lower() in _JSON_LINES else content
+        raise TextError(f"{str(path)!r} cannot be read: {error}; {FIX}") from None
+    if stands := pointer(content):
+        raise TextError(f"{path} {stands}")
+    text, crc = content.removeprefix(_MARK), f"{zlib.crc32(content):08x}"
+    return (_json_lines(path, text) if path.suffix.lower() in _JSON_LINES else text), crc
 
 
 def _json_lines(path: Path, content: bytes) -> bytes:
     """The texts of JSON objects, one a line, joined by newlines; blank lines are left out."""
     texts = []
     # Not splitlines: a text may hold other characters that Python takes for the end of a line.
-    for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
+    for number, line in enumerate(content.split(b"\n"), start=1):
         if not line.strip():
             continue
         try:
             texts.append(json.loads(line)["text"].encode("utf-8"))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            cut = content.endswith(line) and isinstance(error, ValueError)
             raise TextError(
-                f"{path}, line {number}: {type(error).__name__}: {error}; each line must be a "
-                'JSON object with a text, such as {"text": "Once"}'
+                f"{path}, line {number}: {type(error).__name__}: {error}; "
+                + ("the file ends there, as half a download does; " if cut else "")
+                + 'each line must be a JSON object with a text, such as {"text": "Once"}'
             ) from None
     return b"\n".join(texts)

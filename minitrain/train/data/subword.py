@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from minitrain.train.data.tokenizer import Ids, TokenizerError, show
+from minitrain.train.download import problem
 
 _FILE = "tokenizer.json"
 _PIECE = 1 << 20  # bytes at a time, because an encoding takes some 150 times its text in memory
@@ -48,7 +49,9 @@ class SubwordTokenizer:
         library = _library()
         file = path / _FILE if os.path.isdir(path) else path
         try:
-            return cls(library.Tokenizer.from_str(file.read_text(encoding="utf-8")), str(file))
+            if wrong := problem(file):
+                raise TokenizerError(f"{file} {wrong}")
+            return cls(library.Tokenizer.from_str(file.read_text(encoding="utf-8-sig")), str(file))
         except OSError as error:
             raise TokenizerError(
                 f"tokenizer {path} cannot be read: {error.strerror}; a tokenizer is byte, "

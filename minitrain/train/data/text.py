@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -37,6 +37,7 @@ class Corpus:
         training, held_out: (n,) token ids of each.
         tokenizer: what made the ids.
         notes: one-line remarks for the user.
+        sources: the text files that count, see `reading.Text`; none of ids.
     """
 
     name: str
@@ -46,11 +47,11 @@ class Corpus:
     held_out: Ids
     tokenizer: Tokenizer
     notes: tuple[str, ...] = ()
+    sources: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def load(
-        cls, path: str | Path | None, context: int, tokenizer: str | Tokenizer = "byte"
-    ) -> Corpus:
+    def load(cls, path: str | Path | None, context: int, tokenizer: str | Tokenizer = "byte",
+             only: Collection[str] | None = None) -> Corpus:  # fmt: skip
         """Read a file, all text files below a folder, or (None) the documentation in this Python.
 
         Files that end in .jsonl are lines of JSON objects with a text; those that end in .bin are
@@ -58,23 +59,27 @@ class Corpus:
 
         Args:
             tokenizer: or its spec, see `tokenizer_of`; a new one is trained on the training part.
+            only: the `sources` of a run that goes on: of a folder no other files are read.
 
         Raises:
             TextError: one line that names the text, what is wrong with it and the fix; text too
                 short for sequences of `context` tokens is one of the reasons.
             TokenizerError: a tokenizer that is not there, or that cannot take the text.
         """
+        if path == "":
+            raise TextError("--data is empty, as of a variable that is not set; name a file")
         if path is not None and is_binary(Path(path)):
             corpus = cls._of_ids(Path(path), tokenizer)
         else:
-            corpus = cls._of_text(None if path is None else Path(path), tokenizer)
+            corpus = cls._of_text(None if path is None else Path(path), tokenizer, only)
         corpus.check(context)
         return corpus
 
     @classmethod
-    def _of_text(cls, path: Path | None, tokenizer: str | Tokenizer) -> Corpus:
+    def _of_text(cls, path: Path | None, tokenizer: str | Tokenizer,
+                 only: Collection[str] | None) -> Corpus:  # fmt: skip
         name = "the built-in text" if path is None else str(path)
-        text, notes = read_text(path)
+        text, notes, sources = read_text(path, only)
         start = _character(text, len(text) - len(text) // 10)
         spec = tokenizer if isinstance(tokenizer, str) else tokenizer.spec
         if problem := _not_utf8(name, text):
@@ -92,6 +97,7 @@ class Corpus:
             held_out=tokenizer.encode(text[start:]),
             tokenizer=tokenizer,
             notes=tuple(notes),
+            sources=sources,
         )
 
     @classmethod

@@ -19,6 +19,7 @@ from minitrain.array import to_host
 from minitrain.errors import UserError
 from minitrain.nn.families import Model, declare
 from minitrain.train.data.tokenizer import ByteTokenizer, IdTokenizer, Tokenizer, tokenizer_of
+from minitrain.train.download import problem
 from minitrain.train.huggingface.config import config_from, config_to
 from minitrain.train.huggingface.names import from_theirs, to_theirs
 
@@ -102,11 +103,18 @@ def whole(folder: Path) -> Iterator[Path]:
 def _json(file: Path) -> Any:
     """The content of a JSON file."""
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        _check_download(file)
+        return json.loads(file.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:  # no JSON, no UTF-8, endless digits
         raise PretrainedError(
             f"{file.parent} does not hold a whole model: {file.name}: {error}"
         ) from error
+
+
+def _check_download(file: Path) -> None:
+    """Refuse a file that is but a pointer, an error page, or cut off."""
+    if wrong := problem(file):
+        raise PretrainedError(f"{file.parent} does not hold a whole model: {file.name} {wrong}")
 
 
 def _weight_map(index: Path) -> dict[str, str]:
@@ -126,10 +134,13 @@ class _Tensors(Mapping[str, Any]):
         index = folder / _INDEX
         self._files: dict[str, Any]
         if (folder / _WEIGHTS).exists():
+            _check_download(folder / _WEIGHTS)
             file: Any = safe_open(folder / _WEIGHTS, "np")
             self._files = dict.fromkeys(file.keys(), file)
         elif index.exists():
             places = _weight_map(index)
+            for name in sorted(set(places.values())):
+                _check_download(folder / name)
             files = {name: safe_open(folder / name, "np") for name in set(places.values())}
             self._files = {name: files[place] for name, place in places.items()}
         else:

@@ -53,6 +53,13 @@ def broken_by(name: str, path: Path) -> None:
         manifest.write_text(json.dumps(tree))
 
 
+def without_checksums(path: Path) -> None:
+    """As checkpoints were before there were any: each of the other checks is on its own."""
+    tree = json.loads((path / "manifest.json").read_text())
+    del tree["checksums"]
+    (path / "manifest.json").write_text(json.dumps(tree))
+
+
 def load_all(path: Path, held: Arrays) -> None:
     found = load(path)
     match({key: x.shape for key, x in held.items()}, read_manifest(path), path)
@@ -75,6 +82,7 @@ def test_a_broken_checkpoint_is_refused_in_a_line_and_never_read_wrongly(
 ) -> None:
     held = {key: x for key, x in some().items() if key.startswith("weights")}
     path = save(tmp_path, about(), held, files={})
+    without_checksums(path)
     broken_by(name, path)
     with pytest.raises(CheckpointError) as caught:
         load_all(path, held)

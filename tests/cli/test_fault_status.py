@@ -20,6 +20,7 @@ from minitrain.train.checkpoint.weights import save_model
 from minitrain.train.data.tokenizer import ByteTokenizer
 from minitrain.train.huggingface import pretrained
 from minitrain_cli import main as script
+from minitrain_cli import output
 from minitrain_cli.main import COMMANDS, main
 
 OURS = "minitrain: this is a fault of minitrain; please report it with the lines above"
@@ -34,6 +35,7 @@ PLACES = [
     ("minitrain.train.step.Stepper.step", ("verify", "dp2", "--steps", "1")),
     ("minitrain.train.sample.generate", ("generate", "run")),
     ("minitrain.train.huggingface.pretrained.write", ("convert", "run", "new")),
+    ("minitrain.planner.published.predictions", ("plan", "--published")),
     ("minitrain.oracle.verify", ("doctor",)),
 ]
 
@@ -109,9 +111,10 @@ def test_an_interrupt_is_nobodys_fault(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_first_rank_says_it_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another rank keeps its words for the case that it fails alone."""
-    monkeypatch.setattr(script, "launched", lambda: Launch("PMI_SIZE", 2, 1))
-    monkeypatch.setattr("minitrain.train.sample.find", len)
-    result = invoke("generate")
+    for module in (script, output):
+        monkeypatch.setattr(module, "launched", lambda: Launch("PMI_SIZE", 2, 1))
+    monkeypatch.setattr("minitrain.oracle.task.Task.reference", lambda task: 1 / 0)
+    result = invoke("verify", "dp1")
     assert result.stderr == ""
     assert isinstance(result.exception, SystemExit)
     [note] = result.exception.__notes__

@@ -1,0 +1,136 @@
+"""A timeline as rows of characters: which instruction each rank runs when, and what it holds.
+
+    rank 0 |F0-F1-          B0====F2-    B1====    B2====| 2
+    rank 1 |   F0-B0====F1-B1====   F2-B2====            | 1
+
+Each column is a span of time, and shows what runs in its middle. Letters of chunks behind the first
+are small. Colour is the caller's.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from minitrain.schedules.instruction import LETTERS
+from minitrain.schedules.memory import levels, peaks
+from minitrain.schedules.simulate import Event, Timeline
+
+# What follows an instruction's name: F, B, I, W.
+FILLS = "-=~."
+STEPS = "▁▂▃▄▅▆▇█"
+PLAIN_STEPS = "12345678"
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Columns that show one instruction, or none.
+
+    Attributes:
+        label: as much of its name as there is room for.
+        width: how many columns.
+        kind, chunk: of the instruction; kind is None where the rank waits.
+    """
+
+    label: str
+    width: int
+    kind: int | None = None
+    chunk: int = 0
+
+    def text(self) -> str:
+        """The columns without colour."""
+        return self.label.ljust(self.width, " " if self.kind is None else FILLS[self.kind])
+
+
+def columns(timelines: Sequence[Timeline], width: int) -> list[int]:
+    """How many columns each timeline takes, all on one scale, so that the longest one fits `width`.
+
+    Where there is room, the shortest instruction is a whole number of columns: boxes that are
+    equally long then look so.
+    """
+    scale = width / (max(timeline.makespan for timeline in timelines) or 1.0)
+    shortest = min(
+        time
+        for timeline in timelines
+        for times in timeline.times.of_kind().values()
+        for time in (*times, timeline.makespan)
+        if time > 0
+    )
+    if shortest * scale >= 2:
+        scale = int(shortest * scale) / shortest
+    return [max(round(timeline.makespan * scale), 1) for timeline in timelines]
+
+
+def segments(timeline: Timeline, rank: int, width: int) -> list[Segment]:
+    """A rank's row."""
+    row, column = [], 0
+    for event in timeline.events(rank):
+        first, end = (_column(timeline, time, width) for time in (event.start, event.end))
+        if end > first:
+            if first > column:
+                row.append(Segment("", first - column))
+            row.append(Segment(_label(event, end - first), end - first, event.kind, event.chunk))
+            column = end
+    if column < width:
+        row.append(Segment("", width - column))
+    return row
+
+
+def _column(timeline: Timeline, time: float, width: int) -> int:
+    """The first column whose middle is not before a time."""
+    return -int(-(time / timeline.makespan * width - 0.5) // 1) if timeline.makespan else 0
+
+
+def _label(event: Event, width: int) -> str:
+    letter = LETTERS[event.kind].lower() if event.chunk else LETTERS[event.kind]
+    short = f"{letter}{event.micro_batch}"
+    names = (f"{short}.{event.chunk}" if event.chunk > 1 else short, short, letter)
+    return next(name for name in names if len(name) <= width)
+
+
+def memory_line(timeline: Timeline, rank: int, width: int, *, plain: bool = False) -> str:
+    """What a rank holds over time, as steps up to the most that it holds; blank for nothing."""
+    steps = PLAIN_STEPS if plain else STEPS
+    starts, held = zip(*holding(timeline, rank), strict=True)
+    most = max(held) or 1.0
+    line = ""
+    for column in range(width):
+        time = (column + 0.5) / width * timeline.makespan
+        level = held[max(bisect_right(starts, time) - 1, 0)] if time >= starts[0] else 0.0
+        line += steps[max(round(level / most * len(steps)) - 1, 0)] if level > 1e-9 else " "
+    return line
+
+
+def holding(timeline: Timeline, rank: int, kept: float = 1.0) -> Iterator[tuple[float, float]]:
+    """What a rank holds from each time on: it changes as a forward starts, as a backward ends."""
+    yield 0.0, 0.0
+    events = list(timeline.events(rank))
+    held = list(levels(timeline.schedule, rank, kept))
+    for event, (during, after) in zip(events, held, strict=True):
+        yield event.start, during
+        yield event.end, after
+
+
+def picture(timeline: Timeline, width: int, *, plain: bool = False) -> str:
+    """All rows and the memory line of the fullest rank, without colour.
+
+    Args:
+        timeline: what is drawn.
+        width: columns of the time itself; the names of the ranks come on top.
+        plain: only ASCII.
+    """
+    rows = [
+        (f"rank {rank}", "".join(s.text() for s in segments(timeline, rank, width)))
+        for rank in range(timeline.schedule.stages)
+    ]
+    rank = fullest(timeline)
+    rows.append((f"memory {rank}", memory_line(timeline, rank, width, plain=plain)))
+    indent = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:{indent}} |{row}|" for name, row in rows)
+
+
+def fullest(timeline: Timeline, kept: float = 1.0) -> int:
+    """The first rank of those that hold most."""
+    most = peaks(timeline.schedule, kept)
+    return most.index(max(most))
