@@ -60,6 +60,11 @@ class Bucket:
             for name in self.names:
                 lives.parameters[name].grad = None
 
+    @property
+    def done(self) -> bool:
+        """Whether the first sum has come."""
+        return self.operation is None or self.operation.done
+
     def wait(self) -> None:
         """Wait for the first sum, and put it where it is stepped, on top of earlier passes'."""
         if self.operation is not None:
@@ -137,7 +142,7 @@ class Reducer:
     def _open(self, waiting: list[Bucket]) -> None:
         """Begin with some buckets, none of whose gradients is final: a tied table's is after the
         last pass of each chunk that uses it."""
-        self.waiting, self.started = waiting, 0
+        self.waiting, self.started, self.stored = waiting, 0, 0
         self.open = [set(bucket.names) for bucket in waiting]
         self.passes = {
             name: 1 if self.every_pass else len(bucket.chunks)
@@ -158,9 +163,13 @@ class Reducer:
             self._start()
 
     def progress(self) -> None:
-        """A hook for the engine, after each node: move the started buckets on."""
-        if self.started:
+        """A hook for the engine, after each node: move the started buckets on, and put sums that
+        have come where they belong, so that the memory of their messages is free."""
+        if self.started > self.stored:
             self.mesh.world.progress()
+            while self.stored < self.started and self.waiting[self.stored].done:
+                self.waiting[self.stored].wait()
+                self.stored += 1
 
     def finish(self) -> None:
         """Start what is left and wait for everything: the gradients are the global sums."""
