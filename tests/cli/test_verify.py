@@ -11,12 +11,14 @@ import pytest
 from click.testing import CliRunner, Result
 
 from minitrain.comm import DeadlockError
+from minitrain.layout import Layout
 from minitrain.nn import GPTConfig
 from minitrain.oracle import FAULTS
 from minitrain.oracle.task import Task
 from minitrain.parallel.reduce import Reducer
 from minitrain.train.step import Stepper
 from minitrain_cli.main import main
+from minitrain_cli.verify import DEFAULT
 
 SMALL = GPTConfig(vocab=13, context=4, layers=1, heads=2, width=4, dropout=0.1)
 
@@ -59,7 +61,8 @@ def test_equal_layouts_are_status_0() -> None:
 def test_without_arguments_some_layouts_are_verified() -> None:
     result = invoke("--steps", 1, "--json")
     layouts = [row["layout"] for row in verdicts(result)["rows"]]
-    assert layouts == ["dp1", "dp2", "dp3", "dp4", "tp2", "tp3,sp", "dp2,tp2,sp"]
+    assert layouts == [str(Layout.parse(text)) for text in DEFAULT]
+    assert {"dp2", "tp3,sp", "pp3,zb-h1", "dp2,pp2,1f1b,tp2,sp"} < set(layouts)
     assert [row["layout"] for row in verdicts(invoke("-n", 2, "--json"))["rows"]] == ["dp2"]
 
 
