@@ -71,11 +71,11 @@ def schedule(names: tuple[str, ...], pp: int, micro_batches: int, as_json: bool,
     which is searched for the times and the memory. A whole backward takes B + W. Times are those of
     a rank's whole part of the model; memory is in micro-batches of it.
     """
+    timelines = [_timeline(name, pp, micro_batches, options) for name in names]
+    rows = [_row(timeline, options) for timeline in timelines]
     try:
-        timelines = [_timeline(name, pp, micro_batches, options) for name in names]
-        rows = [_row(timeline, options) for timeline in timelines]
         _write(timelines, rows, options)
-    except (UserError, OSError) as error:
+    except OSError as error:
         fail(str(error), USAGE)
     if as_json:
         keys = ("schedule", "pp", "micro_batches", "bubble", "peak_activations")

@@ -113,6 +113,8 @@ class Run:
         dp, zero = int(self["dp"]), int(self["zero"] or 0)
         pp, chunks = int(self["pp"] or 1), int(self["chunks"] or 1)
         schedule = self["schedule"] or ("interleaved" if chunks > 1 else "1f1b")
+        if schedule == "dualpipe":  # its bubble is that of its V-shaped half, which we can run
+            schedule = "dualpipe-v"
         return Layout(
             dp=1 if zero else dp,
             shard=dp if zero else 1,

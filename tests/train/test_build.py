@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ OTHER: dict[str, tuple[Any, dict[str, Any]]] = {
     "optimizer.weight_decay": (0.3, {}),
     "optimizer.clip": (1e-3, {}),
     "optimizer.frozen": ("embedding.*", {}),
+    "run.stages": ("1,1", {"layers": 2}),
     "run.steps": (4, {}),
     "run.seed": (1, {}),
     "run.dtype": ("float32", {}),
@@ -68,26 +70,28 @@ def texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def effect(given: RunConfig, name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, ...]:
+def effect(
+    given: RunConfig, name: str, monkeypatch: pytest.MonkeyPatch, layout: str = "dp1"
+) -> tuple[Any, ...]:
     """All that a run leaves behind but times: checkpoints, records, and the work it did."""
-    calls = []
+    calls: list[tuple[str, str]] = []
     forward = Linear.forward
 
     def counted(linear: Linear, *args: Any) -> Any:
-        calls.append(linear.path)
+        calls.append((threading.current_thread().name, linear.path))  # by rank
         return forward(linear, *args)
 
     corpus = Corpus.load(given.data.path, given.model.context, given.data.tokenizer)
-    run = Run(given, Layout(), corpus, RunFolder(Path(name)), None)
+    run = Run(given, Layout.parse(layout), corpus, RunFolder(Path(name)), None)
     with monkeypatch.context() as patch:
         patch.setattr(Linear, "forward", counted)
-        run_ranks(1, train, run)
+        run_ranks(run.layout.size, train, run)
     lines = [{k: v for k, v in r.items() if k not in TIMES} for r in records(Path(name))]
     steps = sorted(path.name for path in run.folder.checkpoints.iterdir())
     bits = hashlib.sha256()
     for key, x in arrays(Path(name), given.run.steps).items():
         bits.update(key.encode() + x.tobytes())
-    return bits.hexdigest(), lines, steps, calls
+    return bits.hexdigest(), lines, steps, sorted(calls)
 
 
 @pytest.mark.parametrize("key", OPTIONS)
@@ -101,7 +105,9 @@ def test_every_option_changes_what_a_run_does(
     flags = {"steps": 3, "data": "one.txt", **beside}
     base, changed = config(**flags), config(**{**flags, OPTIONS[key].flag: other})
     assert changed.value(OPTIONS[key]) == other
-    assert effect(base, "base", monkeypatch) != effect(changed, "changed", monkeypatch)
+    layout = "pp2" if key == "run.stages" else "dp1"
+    first = effect(base, "base", monkeypatch, layout)
+    assert first != effect(changed, "changed", monkeypatch, layout)
 
 
 def test_a_run_is_what_its_configuration_says_and_nothing_else(

@@ -43,13 +43,13 @@ class Slope(Module):
 
 
 class Bare(Module):
-    """What ParallelModel wants of a model: a loss beside the forward."""
+    """What ParallelModel wants of a model: a chain, here of one link, and a loss."""
 
     def __init__(self, slope: Slope) -> None:
         self.bound, self.loss = BoundUnit(slope, cast_to(np.float16)), slope.loss
 
-    def forward(self, tokens: Array, positions: Array) -> Tensor:
-        return self.bound(tokens, positions)
+    def link(self, number: int) -> BoundUnit:
+        return self.bound
 
 
 def slope_stepper(start: list[float], slopes: dict[int, list[float]], lr: Any, scale: LossScale,
@@ -62,7 +62,7 @@ def slope_stepper(start: list[float], slopes: dict[int, list[float]], lr: Any, s
     flat.fill(name, slope.start)
     mesh, table = Mesh(world(), Layout()), {name: Entry(shape, WHOLE, WHOLE)}
     reducer = Reducer(table, {name: plan_of(table[name], mesh, frozenset({0}))}, mesh, flat, flat)
-    model = ParallelModel(Bare(slope), mesh, table, reducer, micro_batches=1, seed=0)
+    model = ParallelModel(Bare(slope), mesh, table, reducer, [range(1)], micro_batches=1, seed=0)
     return Stepper(model, SGD(), lr, clip, scale)
 
 
