@@ -15,7 +15,7 @@ from minitrain.comm import run_ranks
 from minitrain.comm.group import Group
 from minitrain.cut import cut_span
 from minitrain.nn import CrossEntropy
-from minitrain.parallel.vocabulary import VocabularyCrossEntropy
+from minitrain.parallel.cut_vocabulary import VocabularyCrossEntropy
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
