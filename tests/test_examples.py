@@ -128,3 +128,14 @@ def test_sharding_holds_what_the_formula_says_and_has_the_same_loss(tmp_path: Pa
     assert numbers["shard4,zero2"][2:4] == [1.5, 0.75]
     losses = [row[-1] for row in numbers.values()]
     assert losses == pytest.approx([losses[0]] * len(losses), rel=1e-12)
+
+
+def test_a_pipeline_gives_the_same_bits_and_sends_what_the_formula_says(tmp_path: Path) -> None:
+    text = output("pipeline.py", tmp_path)
+    losses = [line.split()[1:] for line in text.splitlines() if re.match(r"\d ", line)]
+    assert len(losses) == 4
+    assert all(one == two for one, two in losses)
+    assert "bit by bit: True" in text
+    assert "rank 2: block 4, head" in text
+    sent, formula = (int(n) for n in re.findall(r": (\d{3,})$", text, re.M))
+    assert sent == formula > 0

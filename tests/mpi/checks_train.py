@@ -32,6 +32,17 @@ def check_data_parallel_equals_one_device(group: Group) -> None:
     assert {row.rank for row in found} == set(range(group.size))
 
 
+def check_a_pipeline_equals_one_device(group: Group) -> None:
+    """A backward in two parts; with four ranks data ranks beside the stages."""
+    layout = Layout(pp=group.size, schedule="zb-h1" if group.size > 1 else None)
+    if group.size == 4:
+        layout = Layout(dp=2, pp=2, schedule="interleaved")
+    task = Task(GPTConfig(vocab=11, context=7, layers=2, heads=2, width=8, dropout=0.2),
+                steps=2, batch=6, micro_batches=3, bucket=256)  # fmt: skip
+    found = gather_rows(group, verify_rank(group, layout, task, task.reference()))
+    assert not [str(row) for row in found if not row.ok]
+
+
 def check_sharded_data_parallel_equals_one_device(group: Group) -> None:
     """Whole tensors with an owner, and gathered pieces of parameters."""
     task = Task(TINY, steps=2, batch=7, micro_batches=2, bucket=256)

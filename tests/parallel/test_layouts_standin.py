@@ -1,4 +1,4 @@
-"""Sharding, tensor and sequence parallelism on the stand-in for CuPy, as on NumPy."""
+"""Sharding, pipelines, tensor and sequence parallelism on the stand-in for CuPy, as on NumPy."""
 
 from __future__ import annotations
 
@@ -21,4 +21,9 @@ def test_training_with_shared_key_value_heads_and_recomputation() -> None:
     "layout", ["shard2,zero1", "shard2,zero2", "shard2,zero2,owner", "dp2,shard2,zero3,keep"]
 )
 def test_training_with_sharded_states(layout: str) -> None:
+    check_layout("gpt", layout, standin)
+
+
+@pytest.mark.parametrize("layout", ["pp2,1f1b", "pp2,zb-v", "dp2,pp2,zb-h1"])
+def test_training_with_a_pipeline(layout: str) -> None:
     check_layout("gpt", layout, standin)
