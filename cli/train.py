@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from .arguments import check_here, given
+from .introduction import idle_stages
 from .main import fail
 from .memory import MemorySizeError, check_fits, memory_for, memory_of
 from .options import ConfigSources, config_options
@@ -23,7 +24,6 @@ from .ranks import Ranks, rank_options
 
 if TYPE_CHECKING:
     from minitrain.comm.group import Group
-    from minitrain.layout import Layout
     from minitrain.train.config.sections import RunConfig
     from minitrain.train.folder import RunFolder
     from minitrain.train.loop import Outcome, Run, Stop
@@ -118,7 +118,7 @@ def _prepare(given: ConfigSources, ranks: Ranks, run_dir: str | None, resume: bo
         here = cores() // (1 if ranks.backend == "mpi" else ranks.layout.size)
         blas, more = blas_before(start, ranks.layout, max(1, here))
         notes += more
-    notes += [*config_notes(config), *corpus.notes, *_idle_stages(ranks.layout, config)]
+    notes += [*config_notes(config), *corpus.notes, *idle_stages(ranks.layout, config)]
     run = Run(config, ranks.layout, corpus, at, start, tuple(notes), xp, blas)
     check_fits(run, processes=ranks.backend == "mpi")
     return run
@@ -136,19 +136,6 @@ def _check_readable_by_all(ranks: Ranks, *paths: str | None) -> None:
                 f"{path} is {kind}, which can be read once only, but each MPI rank reads it; keep "
                 "its content in a file and give that, or leave out --backend mpi"
             )
-
-
-def _idle_stages(layout: Layout, config: RunConfig) -> Iterator[str]:
-    """A note where a pipeline has fewer micro-batches than stages, with a number that divides."""
-    data = config.data
-    rows = data.batch // layout.data_ranks
-    if data.micro_batches < layout.pp:
-        more = next((m for m in range(layout.pp, rows + 1) if rows % m == 0), None)
-        fix = f"--micro-batches {more} keeps them busy" if more else "a larger --batch has more"
-        yield (
-            f"{data.micro_batches} micro-batch(es) for {layout.pp} stages, so some stages always "
-            f"wait; {fix}"
-        )
 
 
 def _start(
@@ -187,50 +174,12 @@ def _rank(group: Group, run: Run) -> Outcome:
     done = step_of(run.start) if run.start else 0
     unit = "byte" if run.corpus.tokenizer.spec == "byte" else "token"
 
-    def introduction(folder: Path) -> Iterator[str]:
-        yield from _introduction(run, folder)
+    def first_words(folder: Path) -> Iterator[str]:
+        yield from introduction(run, folder)
         yield from Mesh(group, run.layout).advice()
 
-    with RunProgress(run.config.run.steps, done, unit, introduction) as progress:
+    with RunProgress(run.config.run.steps, done, unit, first_words) as progress:
         return train_run(group, run, progress)
-
-
-def _introduction(run: Run, folder: Path) -> Iterator[str]:
-    """What a run is about to do, and what its loss will have to be compared with."""
-    from minitrain.train.data.baselines import baselines
-
-    yield f"run {folder}, layout {run.layout}" + (
-        f", going on from {run.start.name}" if run.start else ""
-    )
-    yield from _memory(run)
-    yield from run.notes
-    bars = ", ".join(f"{name} {bits:.2f}" for name, bits in baselines(run.corpus).items())
-    if bars:
-        yield f"held-out text in bits/byte: {bars}"
-
-
-def _memory(run: Run) -> Iterator[str]:
-    """What rank 0 will hold, where there is a formula for it."""
-    from minitrain.layout import LayoutError
-    from minitrain.planner.memory import held
-    from minitrain.train.build import sizes_of
-
-    config, layout = run.config, run.layout
-    try:
-        bytes_of = held(
-            sizes_of(config.model, run.corpus.tokenizer.vocab),
-            layout,
-            batch=-(-config.data.batch // (config.data.micro_batches * layout.data_ranks)),
-            length=config.model.context,
-            dtype=config.run.dtype,
-            recompute=config.run.recompute,
-            optimizer=config.optimizer.name,
-            frozen=config.optimizer.frozen_patterns,
-        )
-    except LayoutError:
-        return
-    parts = ", ".join(f"{name} {n / 1e6:.2f}" for name, n in bytes_of._asdict().items())
-    yield f"a rank holds {bytes_of.total / 1e6:.2f} MB: {parts}"
 
 
 STOPS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")

@@ -7,33 +7,29 @@ their pieces, units are bound to what they compute with, and blocks learn to for
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from minitrain.array import accumulator, from_host
 from minitrain.autograd.tensor import Tensor
 from minitrain.nn.config import GPTConfig, LlamaConfig
 from minitrain.nn.families import declare
 from minitrain.nn.module import Parameter
 from minitrain.parallel import regions
+from minitrain.parallel.arrays import arrays_of, fill, users_of
 from minitrain.parallel.bind import BoundUnit, cast_to
-from minitrain.parallel.flat import Flat, Stepped
 from minitrain.parallel.inventory import check_declared, modules_of
 from minitrain.parallel.mesh import Mesh
 from minitrain.parallel.pipeline import keep
-from minitrain.parallel.placement import Piece
-from minitrain.parallel.plan import BUCKET, kinds_of, plan_of
+from minitrain.parallel.plan import BUCKET
 from minitrain.parallel.recompute import RecomputedBlock
-from minitrain.parallel.reduce import Reducer
 from minitrain.parallel.sequence import SequenceRegions, cut_sequence
 from minitrain.parallel.stages import chunks_of
 from minitrain.parallel.table import Placements, check_layout, placements, table_of
 from minitrain.parallel.tensor import cut_tensors
 from minitrain.parallel.worker import ParallelModel
-from minitrain.parallel.zero import Gatherer, Shard
+from minitrain.parallel.zero import Gatherer
 
 Strategy = Callable[[Any, Placements, Mesh], None]
 """What changes a declared model, and where its parameters live; before anything is filled."""
@@ -83,10 +79,10 @@ def parallelize(
     for name, parameter in parameters.items():
         parameter.placement, parameter.state = table[name].placement, table[name].state
         parameter.requires_grad = parameter.state is not None
-    users = _users(model, chunks)
-    reducer = _flattened(parameters, table, mesh, users, bucket, dtype, xp)
+    users = users_of(model, chunks)
+    reducer = arrays_of(parameters, table, mesh, users, bucket, dtype, xp)
     for parameter in parameters.values():
-        _fill(reducer, parameter, mesh, seed, xp)
+        fill(reducer, parameter, mesh, seed, xp)
     _bind(model, mesh, dtype, reducer.lives.weights.dtype != dtype)
     if recompute == "full":
         for i, block in enumerate(model.blocks):
@@ -118,68 +114,6 @@ def _declared(
     table = table_of(modules_of(model), config, layout, stages=stages, frozen=frozen)
     keep(model, own)
     return model, table, own
-
-
-def _users(model: Any, chunks: list[range]) -> dict[str, frozenset[int]]:
-    """The chunks that use each parameter: a tied table has two, on one rank of a V."""
-    last, found = len(model.blocks) + 1, defaultdict[str, set[int]](set)
-    for number, chunk in enumerate(chunks):
-        for link in chunk:
-            parts = [model.blocks[link - 1]] if 0 < link < last else [model.embedding]
-            for part in [model.norm, model.head] if link == last else parts:
-                for name in part.parameters():
-                    found[name].add(number)
-    return {name: frozenset(users) for name, users in found.items()}
-
-
-def _flattened(
-    parameters: dict[str, Parameter],
-    table: Placements,
-    mesh: Mesh,
-    users: dict[str, frozenset[int]],
-    bucket: int,
-    dtype: str,
-    xp: Any,
-) -> Reducer:
-    """The flat arrays of this rank's pieces, and what reduces their gradients."""
-    plans = {name: plan_of(table[name], mesh, users[name]) for name in parameters}
-    lives, stepped = dict[str, Piece](), dict[str, Piece]()
-    for name in parameters:
-        shape, placement, state = table[name]
-        for pieces, place in ((lives, placement), (stepped, state)):
-            piece = None if place is None else place.piece(shape, mesh.coordinates)
-            if piece is not None:
-                pieces[name] = piece
-    zero = mesh.layout.zero or 0
-    # Under ZeRO 1 and 2, halves live beside float32 masters of the pieces; else masters live.
-    masters = zero in (1, 2) and accumulator(dtype) != dtype
-    flat = Flat(
-        parameters,
-        {name: piece.shape for name, piece in lives.items()},
-        dtype if masters else accumulator(dtype),
-        xp,
-        kinds_of(plans),
-        keeps_gradient=zero != 2,
-    )
-    other: Stepped = flat
-    if stepped != lives:
-        shapes = {name: piece.shape for name, piece in stepped.items()}
-        # Of what lives here: all of it, or the flat piece that ZeRO adds.
-        cuts = {
-            name: slice(None) if piece == lives[name] else piece.flat or slice(None)
-            for name, piece in stepped.items()
-        }
-        other = Shard(flat, shapes, cuts, masters)
-    return Reducer(table, plans, mesh, flat, other, nbytes=bucket)
-
-
-def _fill(reducer: Reducer, parameter: Parameter, mesh: Mesh, seed: int, xp: Any) -> None:
-    """Give a parameter its piece. The whole is there in here only, one parameter at a time."""
-    whole = parameter.array if hasattr(parameter, "array") else parameter.initial(seed)
-    name, at = parameter.name, mesh.coordinates
-    reducer.lives.fill(name, from_host(parameter.placement.cut(whole, at), xp))
-    if reducer.stepped is not reducer.lives and name in reducer.stepped.spans:
-        reducer.stepped.weight(name)[...] = from_host(parameter.state.cut(whole, at), xp)
 
 
 def _cut(model: Any, table: Placements, mesh: Mesh) -> None:

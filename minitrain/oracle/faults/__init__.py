@@ -27,7 +27,7 @@ SEAMS = {
     "data_index": "minitrain.parallel.mesh:Mesh.data_index",
     # Gradients and their norm.
     "accumulate": "minitrain.parallel.flat:Flat.accumulate",
-    "plan": "minitrain.parallel.compose:plan_of",
+    "plan": "minitrain.parallel.arrays:plan_of",
     "start": "minitrain.parallel.reduce:Bucket.start",
     "sums": "minitrain.parallel.reduce:Bucket.finish",
     "finish": "minitrain.parallel.reduce:Reducer.finish",

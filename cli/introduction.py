@@ -1,0 +1,63 @@
+"""What `minitrain train` says before its first step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from minitrain.layout import Layout
+    from minitrain.train.config.sections import RunConfig
+    from minitrain.train.loop import Run
+
+
+def introduction(run: Run, folder: Path) -> Iterator[str]:
+    """What a run is about to do, and what its loss will have to be compared with."""
+    from minitrain.train.data.baselines import baselines
+
+    yield f"run {folder}, layout {run.layout}" + (
+        f", going on from {run.start.name}" if run.start else ""
+    )
+    yield from _memory(run)
+    yield from run.notes
+    bars = ", ".join(f"{name} {bits:.2f}" for name, bits in baselines(run.corpus).items())
+    if bars:
+        yield f"held-out text in bits/byte: {bars}"
+
+
+def _memory(run: Run) -> Iterator[str]:
+    """What rank 0 will hold, where there is a formula for it."""
+    from minitrain.layout import LayoutError
+    from minitrain.planner.memory import held
+    from minitrain.train.build import sizes_of
+
+    config, layout = run.config, run.layout
+    try:
+        bytes_of = held(
+            sizes_of(config.model, run.corpus.tokenizer.vocab),
+            layout,
+            batch=-(-config.data.batch // (config.data.micro_batches * layout.data_ranks)),
+            length=config.model.context,
+            dtype=config.run.dtype,
+            recompute=config.run.recompute,
+            optimizer=config.optimizer.name,
+            frozen=config.optimizer.frozen_patterns,
+        )
+    except LayoutError:
+        return
+    parts = ", ".join(f"{name} {n / 1e6:.2f}" for name, n in bytes_of._asdict().items())
+    yield f"a rank holds {bytes_of.total / 1e6:.2f} MB: {parts}"
+
+
+def idle_stages(layout: Layout, config: RunConfig) -> Iterator[str]:
+    """A note where a pipeline has fewer micro-batches than stages, with a number that divides."""
+    data = config.data
+    rows = data.batch // layout.data_ranks
+    if data.micro_batches < layout.pp:
+        more = next((m for m in range(layout.pp, rows + 1) if rows % m == 0), None)
+        fix = f"--micro-batches {more} keeps them busy" if more else "a larger --batch has more"
+        yield (
+            f"{data.micro_batches} micro-batch(es) for {layout.pp} stages, so some stages always "
+            f"wait; {fix}"
+        )
