@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -19,6 +20,8 @@ from minitrain.errors import UserError
 from minitrain.nn.families import Model
 from minitrain.nn.module import Module
 from minitrain.nn.transformer import AttentionCore
+
+M = TypeVar("M", bound=Module)
 
 _LEAST = 32  # positions that there is room for at first
 
@@ -106,7 +109,7 @@ def caching(model: Model) -> Model:
     return reader
 
 
-def _like(module: Model) -> Model:
+def _like(module: M) -> M:
     """A tree of new modules, which hold the same parameters."""
     new = copy.copy(module)
     for name, value in vars(module).items():

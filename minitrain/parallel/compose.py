@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 
 from minitrain.array import accumulator, from_host
+from minitrain.errors import UserError
 from minitrain.nn.config import GPTConfig, LlamaConfig
 from minitrain.nn.families import declare
 from minitrain.nn.module import Parameter
 from minitrain.parallel import regions
+from minitrain.parallel.agreement import check_alike, weights_digest
 from minitrain.parallel.bind import BoundUnit, Derive, cast_to
 from minitrain.parallel.flat import Flat
 from minitrain.parallel.inventory import check_declared, modules_of
@@ -28,6 +30,10 @@ from minitrain.parallel.sequence import Sequence, cut_sequence
 from minitrain.parallel.table import Placements, check_layout, own_links, placements, table_of
 from minitrain.parallel.tensor import cut_tensors
 from minitrain.parallel.worker import ParallelModel
+
+DTYPES = ("float32", "float64", "float16", "bfloat16")
+
+RECOMPUTE = ("none", "selective", "full")
 
 Strategy = Callable[[Any, Placements, Mesh], None]
 """What changes a declared model, and where its parameters live; before anything is filled."""
@@ -62,10 +68,17 @@ def parallelize(
         strategies: of one's own, after ours: each may replace modules, and entries of the table.
 
     Raises:
+        UserError: a setting that is none; ranks that were given different ones, or weights; a model
+            that has been taken apart before.
         LayoutError: a layout that does not fit the model, or needs a strategy that isn't there
             yet; a module that is in no table of cuts, on a layout that would cut it.
     """
+    settings = f"{dtype=!s}, {micro_batches=}, {bucket=}, {recompute=}"
+    _check_settings(str(np.dtype(dtype)), micro_batches, bucket, recompute)
+    weights = weights_digest(model) if mesh.world.size > 1 else ""
     model, table = _declared(model, mesh, micro_batches)
+    check_alike(mesh.world, layouts=str(mesh.layout), models=model.config, settings=settings,
+                seeds=seed, weights=weights)  # fmt: skip
     parameters: dict[str, Parameter] = model.parameters()  # before modules are replaced
     for strategy in (_cut, *strategies):
         strategy(model, table, mesh)
@@ -83,9 +96,24 @@ def parallelize(
     return ParallelModel(model, mesh, table, reducer, micro_batches=micro_batches, seed=seed)
 
 
+def _check_settings(dtype: str, micro_batches: int, bucket: int, recompute: str) -> None:
+    """Refuse what would compute something else, or nothing."""
+    for name, value, choices in (("dtype", dtype, DTYPES), ("recompute", recompute, RECOMPUTE)):
+        if value not in choices:
+            raise UserError(f"{name}={value!r} is none of {', '.join(choices)}")
+    for name, count in (("micro_batches", micro_batches), ("bucket", bucket)):
+        if not isinstance(count, int) or count < 1:
+            raise UserError(f"{name} must be a whole number of at least 1, got {count!r}")
+
+
 def _declared(model: Any, mesh: Mesh, micro_batches: int) -> tuple[Any, Placements]:
     """The declared model, of which nothing has been changed, and where its parameters go."""
     layout = mesh.layout
+    if vars(model).get("taken_apart"):
+        raise UserError(
+            "this model has been taken apart by parallelize before; give each call, and each rank, "
+            "a model of its own"
+        )
     if isinstance(model, (GPTConfig, LlamaConfig)):
         check_layout(layout, model, micro_batches=micro_batches)
         links = own_links(model.layers, layout, mesh.coordinates["pp"])
@@ -93,7 +121,9 @@ def _declared(model: Any, mesh: Mesh, micro_batches: int) -> tuple[Any, Placemen
     check_layout(layout, model.config, micro_batches=micro_batches)
     if layout.tp > 1:
         check_declared(model)
-    return model, table_of(modules_of(model), model.config.layers, layout)
+    table = table_of(modules_of(model), model.config.layers, layout)
+    model.taken_apart = True
+    return model, table
 
 
 def _flattened(parameters: dict[str, Parameter], table: Placements, mesh: Mesh, bucket: int,
