@@ -73,8 +73,8 @@ def parallelize(
         LayoutError: a layout that does not fit the model, or needs a strategy that isn't there
             yet; a module that is in no table of cuts, on a layout that would cut it.
     """
-    settings = f"{dtype=!s}, {micro_batches=}, {bucket=}, {recompute=}"
-    _check_settings(str(np.dtype(dtype)), micro_batches, bucket, recompute)
+    settings = f"{dtype=}, {micro_batches=}, {bucket=}, {recompute=}"
+    _check_settings(dtype, micro_batches, bucket, recompute)
     weights = weights_digest(model) if mesh.world.size > 1 else ""
     model, table = _declared(model, mesh, micro_batches)
     check_alike(mesh.world, layouts=str(mesh.layout), models=model.config, settings=settings,

@@ -87,13 +87,13 @@ class Shares:
         positions = self.positions(batch.tokens.shape[1])
         labels = [part.labels[:, positions] for part in mine]
         valid = sum(int(np.count_nonzero(ids != IGNORE)) for ids in labels)
-        total = self._total(valid, batch, mine)
+        total = self.total(valid, batch, mine)
         return [
             Part(part.tokens[:, positions], ids, part.places, positions, batch.step, m, total)
             for m, (part, ids) in enumerate(zip(mine, labels, strict=True))
         ]
 
-    def _total(self, valid: int, batch: Batch, mine: list[Batch]) -> int:
+    def total(self, valid: int, batch: Batch, mine: list[Batch]) -> int:
         """How many tokens count in the whole batch, from this rank's; and that it is one batch.
 
         Digests travel with the number: those of what all ranks must have alike, and, among ranks

@@ -11,7 +11,7 @@ from minitrain.layout import Layout
 from minitrain.nn import CrossEntropy, GPTConfig, LlamaConfig
 from minitrain.nn.config import Config
 from minitrain.nn.families import Model, declare
-from minitrain.optim import SGD, AdamW, LossScale, Optimizer, Schedule
+from minitrain.optim import SGD, AdamW, LossScale, Optimizer, Schedule, check_above_zero
 from minitrain.parallel import Mesh, parallelize
 from minitrain.train.config.sections import ModelSection, OptimizerSection, RunConfig
 from minitrain.train.step import Stepper
@@ -65,7 +65,8 @@ def stepper_of(
         xp=xp,
         recompute=config.run.recompute,
     )
-    optimizer, scale = optimizer_of(config.optimizer), None
+    optimizer, scale, lr = optimizer_of(config.optimizer), None, config.optimizer.lr
+    check_above_zero("the learning rate", lr, lr, model.stepped.weights.dtype)
     if config.run.dtype == "float16":  # bfloat16 has float32's range: nothing gets too small
         scale = LossScale()
     return Stepper(model, optimizer, schedule_of(config).rate, config.optimizer.clip, scale)

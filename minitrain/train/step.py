@@ -6,10 +6,12 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
+
 from minitrain.array import namespace
 from minitrain.batch import Batch
 from minitrain.errors import UserError
-from minitrain.optim import LossScale, Optimizer, clip_factor
+from minitrain.optim import LossScale, Optimizer, check_above_zero, check_clip, clip_factor
 from minitrain.parallel import ParallelModel
 
 
@@ -40,6 +42,10 @@ class StepResult(NamedTuple):
 class Stepper:
     """A model with its optimizer's state, which it steps batch by batch.
 
+    Raises:
+        UserError: a limit of the gradient's norm, or a number of the optimizer, that is none or is
+            0 in the dtype of the weights.
+
     Attributes:
         slots: the optimizer's flat arrays by name.
         updates: how many updates have been applied; a batch without valid tokens, or with an
@@ -60,6 +66,10 @@ class Stepper:
         gradient = model.stepped.gradient
         self.slots = {name: namespace(gradient).zeros_like(gradient) for name in optimizer.slots}
         self.updates = 0
+        check_clip(clip)
+        if clip is not None:
+            check_above_zero("the limit of the gradient's norm", clip, clip, gradient.dtype)
+        self._update(slice(0, 0), schedule(1), 1, 1.0, decay=True)  # it looks at its numbers then
 
     def step(self, batch: Batch) -> StepResult:
         """Train on a global batch; see `compute` for what is refused."""
@@ -93,16 +103,15 @@ class Stepper:
         scale, stepped = clip_factor(result.grad_norm, self.clip), self.model.stepped
         plain = slice(stepped.decayed.stop, None)
         for span, decay in ((stepped.decayed, True), (plain, False)):
-            self.optimizer.step(
-                stepped.weights[span],
-                stepped.gradient[span],
-                {name: slot[span] for name, slot in self.slots.items()},
-                lr=result.lr,
-                count=self.updates,
-                decay=decay,
-                scale=scale,
-            )
+            self._update(span, result.lr, self.updates, scale, decay=decay)
         stepped.written()
+
+    @np.errstate(over="ignore", invalid="ignore")  # no checkpoint is made of what is not finite
+    def _update(self, span: slice, lr: float, count: int, scale: float, *, decay: bool) -> None:
+        """Let the optimizer step a span of the flat arrays."""
+        stepped, slots = self.model.stepped, {n: slot[span] for n, slot in self.slots.items()}
+        self.optimizer.step(stepped.weights[span], stepped.gradient[span], slots,
+                            lr=lr, count=count, decay=decay, scale=scale)  # fmt: skip
 
     def _overflows(self, scale: LossScale, step: int) -> bool:
         """Whether this step is to be skipped, on all ranks alike; the loss scale takes note."""
