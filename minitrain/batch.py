@@ -113,6 +113,29 @@ class Batch:
         needed = [place for span in spans for place in range(span.start, span.stop)]
         return [int(place) for place in np.setdiff1d(np.array(needed, np.int64), self.places)]
 
+    def check_given(self, missing: list[int], *, lacking: bool, differ: bool) -> None:
+        """Refuse what ranks were given, on all of them alike.
+
+        Args:
+            missing: the places that this rank computes and has not.
+            lacking: whether any rank has such ones.
+            differ: whether ranks were given different batches.
+
+        Raises:
+            BatchError: what is wrong, as seen from this rank.
+        """
+        if lacking:
+            who = f"place {missing[0]} is not here" if missing else "another rank lacks a place"
+            raise BatchError(
+                f"step {self.step}: {who}, of the batch of {self.size} sequences; hand every rank "
+                "the whole batch, as Batch.of makes it, or at least the places that it computes"
+            )
+        if differ:
+            raise BatchError(
+                f"the ranks were given different batches in step {self.step}: step, size and "
+                "length must be the same on all, and the sequences on ranks that compute the same"
+            )
+
     def part(self, micro_batch: int, micro_batches: int, part: int, parts: int) -> Batch:
         """What data rank `part` of `parts` computes in one micro-batch; may be empty, (0, T)."""
         mine = places_of(self.size, micro_batch, micro_batches, part, parts)

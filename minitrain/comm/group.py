@@ -25,7 +25,9 @@ class NonBlocking(Reductions, Movements):
 
     What a rank has in flight moves on whenever it waits for anything, or calls
     `Group.progress`. All members must start the same calls in the same order; they may finish in
-    any. Under MPI the 257th that a group has in flight is started when the first has ended.
+    any. What is sent is the caller's own array, which must stay as it is until `wait()` returns:
+    --check-collectives tells where it did not. Under MPI the 257th that a group has in flight is
+    started when the first has ended.
     """
 
     _waits = False

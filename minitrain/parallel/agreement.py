@@ -7,12 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from minitrain.array import Array, digest, to_host
+from minitrain.array import digest, to_host
 from minitrain.comm.group import Group
 from minitrain.errors import UserError
-
-BITS = 20
-"""Of a digest that is summed with its square: exact in float64 over as many as 8192 ranks."""
 
 
 def check_alike(world: Group, **given: object) -> None:
@@ -37,28 +34,8 @@ def check_alike(world: Group, **given: object) -> None:
 def weights_digest(model: Any) -> str:
     """A checksum of a model's arrays; "" for a configuration, or a model that is not filled."""
     sums = [
-        f"{name} {_sum_of(parameter.array):08x}"
+        f"{name} {zlib.crc32(to_host(parameter.array).tobytes()):08x}"
         for name, parameter in (model.parameters().items() if hasattr(model, "parameters") else ())
         if hasattr(parameter, "array")
     ]
     return f"a checksum of {digest(*sums):x}" if sums else ""
-
-
-def short_digest(*arrays: Any) -> int:
-    """BITS bits that depend on the arrays' elements."""
-    sums = 0
-    for x in arrays:
-        sums = _sum_of(x, sums)
-    return sums >> (32 - BITS)
-
-
-def _sum_of(x: Array, start: int = 0) -> int:
-    return zlib.crc32(to_host(x).tobytes(), start)
-
-
-def all_equal(ranks: int, total: float, squares: float) -> bool:
-    """Whether `ranks` numbers with this sum and sum of squares are all the same.
-
-    By Cauchy and Schwarz: (Σx)² ≤ n·Σx², and they are equal only where all x are.
-    """
-    return int(total) ** 2 == ranks * int(squares)

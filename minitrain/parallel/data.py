@@ -17,16 +17,15 @@ as with every other strategy (reduce.py).
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
 
-from minitrain.batch import IGNORE, Batch, BatchError, Ints
-from minitrain.comm.group import Group
+from minitrain.batch import IGNORE, Batch, Ints
 from minitrain.nn.module import Window
-from minitrain.parallel.agreement import all_equal, short_digest
 from minitrain.parallel.mesh import Mesh
 
 
@@ -78,9 +77,7 @@ class Shares:
         This is the one place where the loss is normalised: by a number that is known before the
         first forward. From there on everything is a sum, over micro-batches and over ranks.
 
-        Raises:
-            BatchError: on all ranks alike, if any was not given the places that it computes, or
-                another batch than others.
+        BatchError: on all ranks alike, if one was not given what it computes, or another batch.
         """
         count = micro_batches or self.micro_batches
         mine = [batch.part(m, count, self.index, self.ranks) for m in range(count)]
@@ -94,40 +91,46 @@ class Shares:
         ]
 
     def total(self, valid: int, batch: Batch, mine: list[Batch]) -> int:
-        """How many tokens count in the whole batch, from this rank's; and that it is one batch.
-
-        Digests travel with the number: those of what all ranks must have alike, and, among ranks
-        that compute the same sequences, of these.
-        """
-        missing = batch.missing(len(mine), self.index, self.ranks)
-        batch_of = np.array([batch.step, batch.size, batch.tokens.shape[1], len(mine)])
-        alike = short_digest(batch_of)
-        rows = short_digest(batch_of, *(x for p in mine for x in (p.tokens, p.labels, p.places)))
-        lacking, *peers = self._sum(self.peers, len(missing), rows, rows**2)
-        others = int(not all_equal(self.peers.size, *peers))
-        total, lacking, others, *data = self._sum(
-            self.data, valid, lacking, others, alike, alike**2
-        )
-        if lacking:
-            raise BatchError(_lacking(batch, missing))
-        if others or not all_equal(self.data.size, *data):
-            raise BatchError(
-                f"the ranks were given different batches in step {batch.step}: step, size and "
-                "length must be the same on all, and the sequences on ranks that compute the same"
-            )
-        return total
-
-    @staticmethod
-    def _sum(group: Group, *numbers: int) -> list[int]:
-        """Whole numbers, summed over a group."""
-        sums = group.all_reduce(np.array(numbers, np.float64), purpose="scalar")
-        return [int(x) for x in sums]
+        """How many tokens count in the whole batch, from this rank's; and that it is one batch."""
+        return _checked_total(self, valid, batch, mine)
 
 
-def _lacking(batch: Batch, missing: list[int]) -> str:
-    """The words for a rank that was not given what it computes, and for the others."""
-    who = f"place {missing[0]} is not here" if missing else "another rank lacks a place"
-    return (
-        f"step {batch.step}: {who}, of the batch of {batch.size} sequences; hand every rank the "
-        "whole batch, as Batch.of makes it, or at least the places that it computes"
-    )
+def _checked_total(shares: Shares, valid: int, batch: Batch, mine: list[Batch]) -> int:
+    """Digests travel with the number: of what all ranks must have been given alike, and, among
+    ranks that compute the same sequences, of these."""
+    missing = batch.missing(len(mine), shares.index, shares.ranks)
+    alike = np.array([batch.step, batch.size, batch.tokens.shape[1], len(mine)])
+    head = _digest(alike)
+    rows = _digest(alike, *(x for part in mine for x in (part.tokens, part.labels, part.places)))
+    lacking, *peers = _sum(shares.peers, len(missing), rows, rows**2)
+    differ = int(not _all_equal(shares.peers, *peers))
+    total, lacking, differ, *data = _sum(shares.data, valid, lacking, differ, head, head**2)
+    differ = differ or not _all_equal(shares.data, *data)
+    batch.check_given(missing, lacking=lacking > 0, differ=bool(differ))
+    return total
+
+
+def _sum(group: Any, *numbers: int) -> list[int]:
+    """Whole numbers, summed over a group."""
+    sums = group.all_reduce(np.array(numbers, np.float64), purpose="scalar")
+    return [int(x) for x in sums]
+
+
+_BITS = 20
+"""Of a digest that is summed with its square: exact in float64 over as many as 8192 ranks."""
+
+
+def _digest(*arrays: Ints) -> int:
+    """_BITS bits that depend on the arrays' elements."""
+    sums = 0
+    for x in arrays:
+        sums = zlib.crc32(x.tobytes(), sums)
+    return sums >> (32 - _BITS)
+
+
+def _all_equal(group: Any, total: int, squares: int) -> bool:
+    """Whether the numbers of a group's ranks, with this sum and sum of squares, are all the same.
+
+    By Cauchy and Schwarz: (Σx)² ≤ n·Σx², and they are equal only where all x are.
+    """
+    return total**2 == int(group.size) * squares

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from minitrain.errors import UserError
 from minitrain.layout import Layout
 from minitrain.nn import GPT
 from minitrain.parallel import Loss, Mesh, parallelize
-from minitrain.parallel.agreement import all_equal, short_digest
+from minitrain.parallel.data import _all_equal, _digest
 
 THREE = dataclasses.replace(TINY, heads=3, width=12)
 
@@ -96,11 +97,14 @@ def test_places_outside_the_batch_are_refused(places: list[int]) -> None:
 
 def test_equal_numbers_are_told_from_others_by_their_sums() -> None:
     top = 2**20 - 1
-    for numbers in ([top] * 8000, [0, 0], [3]):
-        assert all_equal(len(numbers), sum(numbers), sum(x * x for x in numbers))
-    for numbers in ([top] * 7999 + [top - 1], [0, 1], [2, 2, 3]):
-        assert not all_equal(len(numbers), sum(numbers), sum(x * x for x in numbers))
-    found = {short_digest(np.array([i])) for i in range(1000)}
+
+    def equal(numbers: list[int]) -> bool:
+        group = SimpleNamespace(size=len(numbers))
+        return _all_equal(group, sum(numbers), sum(x * x for x in numbers))
+
+    assert all(map(equal, ([top] * 8000, [0, 0], [3])))
+    assert not any(map(equal, ([top] * 7999 + [top - 1], [0, 1], [2, 2, 3])))
+    found = {_digest(np.array([i])) for i in range(1000)}
     assert len(found) > 990
     assert max(found) <= top
 
