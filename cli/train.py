@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from .arguments import check_here, given
-from .introduction import idle_stages
+from .introduction import idle_stages, introduction
 from .main import fail
 from .memory import MemorySizeError, check_fits, memory_for, memory_of
 from .options import ConfigSources, config_options

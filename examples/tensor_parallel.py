@@ -81,7 +81,11 @@ def print_sent(sent: dict[str, int], ranks: int) -> None:
     print("\nbytes sent in a step by all ranks      measured      formula")
     reduces = f"{4 * layers + 2} all-reduces of b·s·h"
     print(f"{reduces:<32}{sent['activation']:>15}{(4 * layers + 2) * each * CONFIG.width:>13}")
-    print(f"{'the loss, 3 numbers a token':<32}{sent['scalar']:>15}{3 * each:>13}")
+    # Few numbers go by doubling: a power of two of the ranks exchange all of them, log2 times, the
+    # others hand theirs over before and get the sum after.
+    power = 1 << (ranks.bit_length() - 1)
+    few = (power * (power.bit_length() - 1) + 2 * (ranks - power)) * 8
+    print(f"{'the loss, 3 a token; a batch, 3':<32}{sent['scalar']:>15}{3 * each + 3 * few:>13}")
     logits = f"(gathering the logits would be {(ranks - 1) * tokens * CONFIG.vocab * 8})"
     print(f"{logits:>60}")
 

@@ -11,6 +11,7 @@ import hashlib
 import sys
 from typing import Any, TypeAlias
 
+import ml_dtypes  # noqa: F401  (from then on NumPy knows "bfloat16" by name)
 import numpy as np
 
 # One name for an array of either kind. CuPy has no type hints, so it is Any.

@@ -39,7 +39,7 @@ class Batch:
 
     Shapes:
         tokens, labels: (B, T) int64. A label of IGNORE is left out of the loss.
-        places: (B,) int64, the place of each sequence in the global batch, rising.
+        places: (B,) int64, the place of each sequence in the global batch, in [0, size), rising.
 
     Attributes:
         step: the step they belong to, which with the place decides samples and dropout masks.
@@ -61,6 +61,11 @@ class Batch:
             )
         if np.any(np.diff(self.places) <= 0):
             raise BatchError(f"places must rise, not {self.places.tolist()}; sort the sequences")
+        if len(self.places) and not 0 <= self.places[0] <= self.places[-1] < self.size:
+            raise BatchError(
+                f"places lie in [0, {self.size}) of a batch of size {self.size}, not "
+                f"{self.places.tolist()}; size counts the sequences of all ranks"
+            )
         for name in ("tokens", "labels", "places"):
             if getattr(self, name).dtype != np.int64:
                 raise BatchError(f"{name} are {getattr(self, name).dtype}; convert them to int64")
@@ -101,6 +106,35 @@ class Batch:
                     f"of step {self.step} is outside the vocabulary of {vocab} ids "
                     f"(0 to {vocab - 1}); was the text made with another tokenizer?"
                 )
+
+    def missing(self, micro_batches: int, part: int, parts: int) -> list[int]:
+        """The places that data rank `part` of `parts` computes, and that are not here."""
+        spans = [places_of(self.size, m, micro_batches, part, parts) for m in range(micro_batches)]
+        needed = [place for span in spans for place in range(span.start, span.stop)]
+        return [int(place) for place in np.setdiff1d(np.array(needed, np.int64), self.places)]
+
+    def check_given(self, missing: list[int], *, lacking: bool, differ: bool) -> None:
+        """Refuse what ranks were given, on all of them alike.
+
+        Args:
+            missing: the places that this rank computes and has not.
+            lacking: whether any rank has such ones.
+            differ: whether ranks were given different batches.
+
+        Raises:
+            BatchError: what is wrong, as seen from this rank.
+        """
+        if lacking:
+            who = f"place {missing[0]} is not here" if missing else "another rank lacks a place"
+            raise BatchError(
+                f"step {self.step}: {who}, of the batch of {self.size} sequences; hand every rank "
+                "the whole batch, as Batch.of makes it, or at least the places that it computes"
+            )
+        if differ:
+            raise BatchError(
+                f"the ranks were given different batches in step {self.step}: step, size and "
+                "length must be the same on all, and the sequences on ranks that compute the same"
+            )
 
     def part(self, micro_batch: int, micro_batches: int, part: int, parts: int) -> Batch:
         """What data rank `part` of `parts` computes in one micro-batch; may be empty, (0, T)."""

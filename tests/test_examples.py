@@ -51,7 +51,7 @@ def test_tensor_parallelism_shows_who_holds_what_and_what_was_sent(tmp_path: Pat
     losses = [list(map(float, line.split()[1:])) for line in text.splitlines()[1:5]]
     assert all(one == pytest.approx(four, rel=1e-12) for one, four in losses)
     assert "attention.qkv.weight   (24, 3, 6, 4)     : : 0:2 :       : : 2:4 :" in text
-    sent = re.findall(r"^(?:10 all-reduces of b·s·h|the loss.*token) +(\d+) +(\d+)$", text, re.M)
+    sent = re.findall(r"^(?:10 all-reduces of b·s·h|the loss.*batch, 3) +(\d+) +(\d+)$", text, re.M)
     assert len(sent) == 2
     assert all(measured == formula for measured, formula in sent)
 

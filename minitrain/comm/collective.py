@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import numpy as np
 
-from minitrain.array import Array, namespace
-from minitrain.comm.operation import Operation, Peers, Steps
+from minitrain.array import Array, namespace, to_host
+from minitrain.comm.errors import MismatchError
+from minitrain.comm.operation import Operation, Peers, Steps, call_site
 from minitrain.comm.transport import DTYPES, PURPOSES
 
 if TYPE_CHECKING:
@@ -44,8 +46,28 @@ class Collectives:
         generator = steps(peers, *args)
         if transport.check is not None:
             generator = transport.check(peers, generator)
+            if not self._waits:
+                generator = unchanged(peers.call, call_site(), generator, args)
         operation = Operation(transport, generator, peers.route)
         return operation.wait() if self._waits else operation.start()
+
+
+def unchanged(call: str, site: str, steps: Steps, args: Sequence[Any]) -> Steps:
+    """steps, which must find their arrays at the end as they were at the start.
+
+    Raises:
+        MismatchError: the program has written to one meanwhile, so what was sent is a mixture.
+    """
+    arrays = [x for arg in args for x in (arg if isinstance(arg, list) else [arg])]
+    arrays = [x for x in arrays if hasattr(x, "dtype") and hasattr(x, "shape")]
+    before = [crc32(to_host(x).tobytes()) for x in arrays]
+    result = yield from steps
+    if before != [crc32(to_host(x).tobytes()) for x in arrays]:
+        raise MismatchError(
+            f"the array of {call}, started at {site}, was changed before it had been waited for; "
+            "leave it as it is until wait() returns, or start it with a copy"
+        )
+    return result
 
 
 def sendable(x: Array) -> Array:

@@ -22,8 +22,10 @@ from minitrain.comm.transport import PURPOSES, Request, Transport
 class NonBlocking(Reductions, Movements):
     """A group's collectives, not waited for: a call returns an `Operation`, to `wait()` for.
 
-    All members must start the same calls in the same order; they may finish in any. Under MPI the
-    257th that a group has in flight is started when the first has ended.
+    All members must start the same calls in the same order; they may finish in any. What is sent is
+    the caller's own array, which must stay as it is until `wait()` returns: --check-collectives
+    tells where it did not. Under MPI the 257th that a group has in flight is started when the first
+    has ended.
     """
 
     _waits = False

@@ -31,7 +31,7 @@ class Movements(Collectives):
             raise ValueError(f"broadcast by {name} needs like: every rank must know the shape")
         known = "a header" if like is None else (like.dtype, like.shape)
         if self._group.rank != root:
-            x = None if like is None else namespace(like).empty(like.shape, like.dtype)
+            x = None
         elif x is None:
             raise ValueError(f"broadcast: the root, rank {root}, brings no array")
         else:
@@ -40,7 +40,7 @@ class Movements(Collectives):
                 what = f"brings {shape_of(x)}, but like is {shape_of(like)}"
                 raise ValueError(f"broadcast: the root, rank {root}, {what}")
         agreed = f"root {root}", known
-        return self._call("broadcast", name, purpose, agreed, _broadcast, x, root, like is None)
+        return self._call("broadcast", name, purpose, agreed, _broadcast, x, root, like)
 
     def all_gather(self, x: Array, axis: int = 0, sizes: Sequence[int] | None = None,
                    algorithm: str | None = None, *, purpose: str = "parameter") -> Any:  # fmt: skip
@@ -115,13 +115,16 @@ class Movements(Collectives):
         return self._call("barrier", "dissemination", "control", (), tree.barrier)
 
 
-def _broadcast(peers: Peers, x: Array | None, root: int, header: bool) -> Steps:
+def _broadcast(peers: Peers, x: Array | None, root: int, like: Array | None) -> Steps:
+    if peers.rank != root and like is not None:
+        x = namespace(like).empty(like.shape, like.dtype)
     if peers.algorithm == "tree":
-        result = yield from tree.broadcast(peers, x, root, header=header)
-    else:
-        result = yield from tree.broadcast_scatter(peers, x, root)
-    # The root's own array stays the caller's: a result never shares memory with an input.
-    return result.copy() if peers.rank == root else result
+        result = yield from tree.broadcast(peers, x, root, header=like is None)
+        # The root's own array stays the caller's: a result never shares memory with an input.
+        return result.copy() if peers.rank == root else result
+    # Pieces come back to the root by the ring, and the caller's array is only read.
+    room: Array = namespace(like).array(x) if peers.rank == root else x
+    return (yield from tree.broadcast_scatter(peers, room, root))
 
 
 def _all_gather(peers: Peers, x: Array, axis: int, sizes: Sequence[int] | None) -> Steps:

@@ -33,6 +33,7 @@ def run_ranks(n: int, fn: Callable[..., T], *args: Any, blas: int | None = None,
         The exception of the rank that failed first, with its traceback; the other ranks are woken.
         DeadlockError: every live rank waits for a message that nobody is going to send.
         CommError: the ranks returned and left messages unmatched.
+        SystemExit: a rank has left so, and no other waited for it.
     """
     if n < 1:
         raise ValueError(f"run_ranks needs at least 1 rank, not {n}")
@@ -51,6 +52,9 @@ def run_ranks(n: int, fn: Callable[..., T], *args: Any, blas: int | None = None,
         raise world.failure
     if left := world.leftovers():
         raise CommError(left)
+    for result in results:
+        if isinstance(result, SystemExit):
+            raise result
     return results
 
 
@@ -62,6 +66,11 @@ def _be(rank: int, world: World, results: list[Any], fn: Callable[..., Any],
     with world.slots:
         try:
             results[rank] = fn(Group(transport, tuple(range(world.size))), *args)
+        except SystemExit as leave:
+            if leave.code:
+                world.fail(leave)
+            else:  # it has left, as if it had returned: who waits for it now waits for ever
+                results[rank] = leave
         except BaseException as failure:
             if not isinstance(failure, RankFailedError):
                 failure.add_note(f"raised by rank {rank}")

@@ -58,6 +58,10 @@ class RMSNorm(Module):
         return F.rms_norm(x, self.weight, self.epsilon)
 
 
+def _all_of(positions: Array) -> Array:
+    return positions
+
+
 class Dropout(Module):
     """Zeroes elements inside a training window, and does nothing outside one."""
 
@@ -66,7 +70,7 @@ class Dropout(Module):
             raise UserError(f"dropout must lie in [0, 1), got {rate}")
         self.rate = rate
         # Which of the window's positions x has; a strategy that cuts them says otherwise.
-        self.own: Callable[[Array], Array] = lambda positions: positions
+        self.own: Callable[[Array], Array] = _all_of
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, T, C) -> (B, T, C)."""

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -26,12 +27,20 @@ Init = Callable[[np.random.Generator, tuple[int, ...]], "np.ndarray[Any, Any]"]
 
 def normal(std: float) -> Init:
     """Values of a normal distribution around 0."""
-    return lambda rng, shape: rng.normal(0.0, std, shape)
+    return partial(_normal, std)  # and no lambda, which could not be pickled
 
 
 def constant(value: float) -> Init:
     """The same value everywhere."""
-    return lambda rng, shape: np.full(shape, value)
+    return partial(_constant, value)
+
+
+def _normal(std: float, rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
+    return rng.normal(0.0, std, shape)
+
+
+def _constant(value: float, rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
+    return np.full(shape, value)
 
 
 class UnfilledError(AttributeError, UserError):

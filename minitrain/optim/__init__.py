@@ -2,7 +2,13 @@
 
 from minitrain.optim.adamw import AdamW
 from minitrain.optim.loss_scale import LossScale
-from minitrain.optim.optimizer import Optimizer, clip_factor, square_sum
+from minitrain.optim.optimizer import (
+    Optimizer,
+    check_above_zero,
+    check_clip,
+    clip_factor,
+    square_sum,
+)
 from minitrain.optim.schedule import SHAPES, Schedule
 from minitrain.optim.sgd import SGD
 
@@ -13,6 +19,8 @@ __all__ = [
     "LossScale",
     "Optimizer",
     "Schedule",
+    "check_above_zero",
+    "check_clip",
     "clip_factor",
     "square_sum",
 ]

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from minitrain.array import Array, namespace
 from minitrain.errors import UserError
-from minitrain.optim.optimizer import check, pieces
+from minitrain.optim.optimizer import check, check_above_zero, pieces
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class AdamW:
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise UserError(f"AdamW: {name} lies in [0, 1), got {getattr(self, name)}")
-        if self.epsilon <= 0 or self.decay < 0:
+        if not 0 < self.epsilon < math.inf or not 0 <= self.decay < math.inf:
             raise UserError(
-                f"AdamW: epsilon must be above 0 and decay at least 0, got epsilon="
+                f"AdamW: epsilon must be above 0 and decay at least 0, both finite, got epsilon="
                 f"{self.epsilon} and decay={self.decay}"
             )
 
@@ -60,6 +60,7 @@ class AdamW:
         xp, root = namespace(weights), math.sqrt(1 - self.beta2**count)
         # lr·(m/c₁) / (√(v/c₂) + ε) = (lr·√c₂/c₁)·m / (√v + ε·√c₂): two passes less.
         rate, epsilon = lr * root / (1 - self.beta1**count), self.epsilon * root
+        check_above_zero("AdamW: epsilon", self.epsilon, epsilon, weights.dtype)
         kept = 1 - lr * self.decay if decay else 1.0
         for w, g, m, v in pieces(weights, gradient, slots["first"], slots["second"]):
             t = g * (scale * (1 - self.beta1))

@@ -10,8 +10,9 @@ of the gradient is the caller's to know, so a rank contributes squares, and appl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -92,6 +93,19 @@ def check(
             )
 
 
+def check_above_zero(name: str, given: float, used: float, dtype: Any) -> None:
+    """Refuse a number above 0 that is 0 or infinite in the dtype in which it is used (`used`: as it
+    is then).
+
+    An ε of 0 makes NaN of 0/0, a learning rate of 0 trains nothing.
+    """
+    with np.errstate(over="ignore", under="ignore"):
+        value = np.array(used).astype(dtype).item()
+    if not 0 < value < math.inf:
+        fix = "smaller" if value else "larger"
+        raise UserError(f"{name} = {given} is {value:g} in {np.dtype(dtype)}; give a {fix} one")
+
+
 # OpenBLAS cuts a dot product of more than 10,000 elements over its threads, and the sum's last bits
 # would depend on their number. A piece also stays in the nearest cache.
 DOT = 1 << 13
@@ -108,6 +122,14 @@ def square_sum(x: Array) -> float:
     return total
 
 
+def check_clip(limit: float | None) -> None:
+    """Refuse a limit of the gradient's norm that is none: None says that there is none."""
+    if limit is not None and not 0 < limit < math.inf:
+        raise UserError(
+            f"the limit of the gradient's norm must be finite and above 0, or None, got {limit}"
+        )
+
+
 def clip_factor(norm: float, limit: float | None) -> float:
     """What gradients of this global norm are multiplied by, so that it is at most `limit`.
 
@@ -115,10 +137,9 @@ def clip_factor(norm: float, limit: float | None) -> float:
     that is not finite has no factor: the caller decides about that step before.
 
     Raises:
-        UserError: a limit that is not above 0.
+        UserError: a limit that is not above 0, or not finite.
     """
     if limit is None:
         return 1.0
-    if limit <= 0:
-        raise UserError(f"the limit of the gradient's norm must be above 0, got {limit}")
+    check_clip(limit)
     return limit / norm if norm > limit else 1.0

@@ -63,6 +63,11 @@ class Schedule:
     def __post_init__(self) -> None:
         if self.shape not in SHAPES:
             raise UserError(f"schedule {self.shape!r} is none of {', '.join(SHAPES)}")
+        if not 0 < self.lr < math.inf or not 0 <= self.min_lr < math.inf:
+            raise UserError(
+                f"a schedule needs an lr above 0 and a min_lr of at least 0, both finite, got "
+                f"lr={self.lr} and min_lr={self.min_lr}"
+            )
         if self.steps < 1 or self.warmup < 0:
             raise UserError(
                 f"a schedule needs steps of at least 1 and a warm-up of at least 0, got steps="

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -25,9 +26,9 @@ class SGD:
     decay: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.momentum < 1 or self.decay < 0:
+        if not 0 <= self.momentum < 1 or not 0 <= self.decay < math.inf:
             raise UserError(
-                f"SGD: momentum lies in [0, 1) and decay is at least 0, got momentum="
+                f"SGD: momentum lies in [0, 1) and decay is finite and at least 0, got momentum="
                 f"{self.momentum} and decay={self.decay}"
             )
 

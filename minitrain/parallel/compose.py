@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 
 from minitrain.autograd.tensor import Tensor
+from minitrain.errors import UserError
 from minitrain.nn.config import GPTConfig, LlamaConfig
 from minitrain.nn.families import declare
 from minitrain.nn.module import Parameter
 from minitrain.parallel import regions
+from minitrain.parallel.agreement import check_alike, weights_digest
 from minitrain.parallel.arrays import arrays_of, fill, users_of
 from minitrain.parallel.bind import BoundUnit, cast_to
 from minitrain.parallel.inventory import check_declared, modules_of
@@ -30,6 +32,10 @@ from minitrain.parallel.table import Placements, check_layout, placements, table
 from minitrain.parallel.tensor import cut_tensors
 from minitrain.parallel.worker import ParallelModel
 from minitrain.parallel.zero import Gatherer
+
+DTYPES = ("float32", "float64", "float16", "bfloat16")
+
+RECOMPUTE = ("none", "selective", "full")
 
 Strategy = Callable[[Any, Placements, Mesh], None]
 """What changes a declared model, and where its parameters live; before anything is filled."""
@@ -69,10 +75,17 @@ def parallelize(
         strategies: of one's own, after ours: each may replace modules, and entries of the table.
 
     Raises:
+        UserError: a setting that is none; ranks that were given different ones, or weights; a model
+            that has been taken apart before.
         LayoutError: a layout that does not fit the model, or needs a strategy that isn't there
             yet; a module that is in no table of cuts, on a layout that would cut it.
     """
+    settings = f"{dtype=}, {micro_batches=}, {bucket=}, {recompute=}"
+    _check_settings(dtype, micro_batches, bucket, recompute)
+    weights = weights_digest(model) if mesh.world.size > 1 else ""
     model, table, chunks = _declared(model, mesh, micro_batches, stages, frozen)
+    check_alike(mesh.world, layouts=str(mesh.layout), models=model.config, settings=settings,
+                seeds=seed, weights=weights)  # fmt: skip
     parameters: dict[str, Parameter] = model.parameters()  # before modules are replaced
     for strategy in (_cut, *strategies):
         strategy(model, table, mesh)
@@ -93,6 +106,16 @@ def parallelize(
     )
 
 
+def _check_settings(dtype: str, micro_batches: int, bucket: int, recompute: str) -> None:
+    """Refuse what would compute something else, or nothing."""
+    for name, value, choices in (("dtype", dtype, DTYPES), ("recompute", recompute, RECOMPUTE)):
+        if value not in choices:
+            raise UserError(f"{name}={value!r} is none of {', '.join(choices)}")
+    for name, count in (("micro_batches", micro_batches), ("bucket", bucket)):
+        if not isinstance(count, int) or count < 1:
+            raise UserError(f"{name} must be a whole number of at least 1, got {count!r}")
+
+
 def _declared(
     model: Any,
     mesh: Mesh,
@@ -102,6 +125,11 @@ def _declared(
 ) -> tuple[Any, Placements, list[range]]:
     """What this rank keeps of the declared model, where parameters go, and its own chunks."""
     layout = mesh.layout
+    if vars(model).get("taken_apart"):
+        raise UserError(
+            "this model has been taken apart by parallelize before; give each call, and each rank, "
+            "a model of its own"
+        )
     config = model if isinstance(model, (GPTConfig, LlamaConfig)) else model.config
     check_layout(layout, config, micro_batches=micro_batches, stages=stages)
     own = chunks_of(config, layout, stages)[mesh.coordinates["pp"]]
@@ -113,6 +141,7 @@ def _declared(
         check_declared(model)
     table = table_of(modules_of(model), config, layout, stages=stages, frozen=frozen)
     keep(model, own)
+    model.taken_apart = True
     return model, table, own
 
 

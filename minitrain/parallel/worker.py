@@ -208,6 +208,7 @@ class ParallelModel:
             self.stepped.scale(1 / scale)
         return Loss(self._sum(loss), parts[0].total)
 
+    @np.errstate(over="ignore", invalid="ignore")
     def evaluate(self, batch: Batch) -> Loss:
         """The plain cross-entropy of a batch over all its tokens: without gradients, dropout, or
         what is added to the loss for training."""

@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from minitrain.array import accumulator
 from minitrain.comm.group import Group
 from minitrain.layout import Layout
 from minitrain.nn import CrossEntropy, GPTConfig, LlamaConfig
 from minitrain.nn.config import Config
 from minitrain.nn.families import Model, declare
-from minitrain.optim import SGD, AdamW, LossScale, Optimizer, Schedule
+from minitrain.optim import SGD, AdamW, LossScale, Optimizer, Schedule, check_above_zero
 from minitrain.parallel import Mesh, parallelize
 from minitrain.train.config.sections import ModelSection, OptimizerSection, RunConfig
 from minitrain.train.step import Stepper
@@ -67,7 +68,8 @@ def stepper_of(
         stages=config.run.stage_sizes,
         frozen=config.optimizer.frozen_patterns,
     )
-    optimizer, scale = optimizer_of(config.optimizer), None
+    optimizer, scale, lr = optimizer_of(config.optimizer), None, config.optimizer.lr
+    check_above_zero("the learning rate", lr, lr, accumulator(config.run.dtype))
     if config.run.dtype == "float16":  # bfloat16 has float32's range: nothing gets too small
         scale = LossScale()
     return Stepper(model, optimizer, schedule_of(config).rate, config.optimizer.clip, scale)

@@ -6,7 +6,6 @@ the same text, with the cache or without, and a longer text begins as the shorte
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from minitrain.autograd.tensor import no_grad
 from minitrain.errors import UserError
 from minitrain.nn.cache import caching
 from minitrain.nn.families import Model
+from minitrain.nn.module import window as looking_through
 
 
 class SamplingError(UserError):
@@ -82,7 +82,7 @@ def generate(
     costs one computation of that half, and not one for each token that follows.
 
     Args:
-        model: filled; it is left as it was.
+        model: filled. It is only read, so several texts may be drawn from it at a time.
         prompt: at least one id; see `Tokenizer.start` for a text that starts from nothing.
         tokens: how many ids to generate.
         cache: keep keys and values. Without it the same numbers are computed again for each token.
@@ -97,14 +97,14 @@ def generate(
     if bad:
         raise SamplingError(f"the prompt has id {bad[0]}, but the model's ids are 0 to {vocab - 1}")
     window, done = [int(token) for token in prompt[-context:]], 0
-    with caching(model) if cache else contextlib.nullcontext():
-        for number in range(tokens):
-            logits = _next(model, window, done)
-            window.append(sampling.choose(logits, number))
-            yield window[-1]
-            done = len(window) - 1 if cache else 0
-            if len(window) > context:
-                window, done = window[-max(1, context // 2) :], 0
+    reader = caching(model) if cache else model
+    for number in range(tokens):
+        logits = _next(reader, window, done)
+        window.append(sampling.choose(logits, number))
+        yield window[-1]
+        done = len(window) - 1 if cache else 0
+        if len(window) > context:
+            window, done = window[-max(1, context // 2) :], 0
 
 
 def _next(model: Model, window: list[int], done: int) -> np.ndarray[Any, Any]:
@@ -112,7 +112,7 @@ def _next(model: Model, window: list[int], done: int) -> np.ndarray[Any, Any]:
     x: Any = np.array([window[done:]])
     positions = np.arange(done, len(window))
     *links, finish = model.chain()
-    with no_grad():
+    with no_grad(), looking_through(None):  # the caller's may be one for training
         for link in links:
             x = link(x, positions)
         return to_host(finish(x[:, -1:], positions[-1:]).array[0, -1])

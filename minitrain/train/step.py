@@ -6,9 +6,12 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
+
+from minitrain.array import accumulator
 from minitrain.batch import Batch
 from minitrain.errors import UserError
-from minitrain.optim import LossScale, Optimizer, clip_factor
+from minitrain.optim import LossScale, Optimizer, check_above_zero, check_clip, clip_factor
 from minitrain.parallel import ParallelModel
 
 
@@ -39,6 +42,10 @@ class StepResult(NamedTuple):
 class Stepper:
     """A model with its optimizer's state, which it steps batch by batch.
 
+    Raises:
+        UserError: a limit of the gradient's norm, or a number of the optimizer, that is none or is
+            0 in the dtype of the weights.
+
     Attributes:
         slots: the optimizer's flat arrays by name.
         updates: how many updates have been applied; a batch without valid tokens, or with an
@@ -58,6 +65,13 @@ class Stepper:
         self.loss_scale = loss_scale
         self.slots = {name: model.stepped.zeros() for name in optimizer.slots}
         self.updates = 0
+        check_clip(clip)
+        if clip is not None:
+            wide = accumulator(model.lives.weights.dtype)
+            check_above_zero("the limit of the gradient's norm", clip, clip, wide)
+        none = model.stepped.zeros()[:0]  # for the optimizer to look at its numbers
+        slots = dict.fromkeys(optimizer.slots, none)
+        optimizer.step(none, none, slots, lr=schedule(1), count=1, decay=True)
 
     def step(self, batch: Batch) -> StepResult:
         """Train on a global batch; see `compute` for what is refused."""
@@ -101,6 +115,7 @@ class Stepper:
             )
         self.model.publish()
 
+    @np.errstate(over="ignore", invalid="ignore")  # no checkpoint is made of what is not finite
     def _overflows(self, scale: LossScale, step: int) -> bool:
         """Whether this step is to be skipped, on all ranks alike; the loss scale takes note."""
         culprit = self.model.first_not_finite()

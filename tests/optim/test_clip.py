@@ -48,6 +48,7 @@ def test_the_factor(norm: float, limit: float | None, factor: float) -> None:
     assert clip_factor(norm, limit) == pytest.approx(factor, rel=1e-6)
 
 
-def test_a_limit_must_be_above_zero() -> None:
-    with pytest.raises(ValueError, match=r"above 0, got 0\.0"):
-        clip_factor(1.0, 0.0)
+@pytest.mark.parametrize("limit", [0.0, -1.0, math.nan, math.inf])
+def test_a_limit_must_be_above_zero(limit: float) -> None:
+    with pytest.raises(ValueError, match=f"finite and above 0, or None, got {limit}"):
+        clip_factor(1.0, limit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minitrain.errors import UserError
 from minitrain.optim import SGD, AdamW, Optimizer
 from minitrain.optim.optimizer import PIECE
 
@@ -185,9 +187,23 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("kind", "values"),
         [(AdamW, {"beta2": 1.0}), (AdamW, {"epsilon": 0.0}), (AdamW, {"decay": -1.0}),
+         (AdamW, {"beta1": math.nan}), (AdamW, {"epsilon": math.nan}), (AdamW, {"decay": math.nan}),
+         (AdamW, {"epsilon": math.inf}), (AdamW, {"decay": math.inf}), (SGD, {"decay": math.inf}),
+         (SGD, {"momentum": math.nan}), (SGD, {"decay": math.nan}),
          (SGD, {"momentum": 1.0}), (SGD, {"decay": -0.1})],
     )  # fmt: skip
     def test_a_value_out_of_range_is_named(self, kind: Any, values: dict[str, float]) -> None:
         ((name, value),) = values.items()
         with pytest.raises(ValueError, match=rf"{name}.*{value}"):
             kind(**values)
+
+    @pytest.mark.parametrize(("dtype", "epsilon"), [("float32", 1e-46), ("float16", 1e-8)])
+    def test_an_epsilon_that_is_zero_where_it_is_used(self, dtype: str, epsilon: float) -> None:
+        """0/0 at an element without a gradient would be NaN, without a word."""
+        slots = {name: np.zeros(3, dtype) for name in AdamW.slots}
+        weights = np.ones(3, dtype)
+        with pytest.raises(UserError, match=f"epsilon = {epsilon} is 0 in {dtype}; give a larger"):
+            AdamW(epsilon=epsilon).step(weights, weights * 0, slots, lr=1, count=1, decay=False)
+        np.testing.assert_array_equal(weights, 1)
+        wide = {name: np.zeros(3) for name in AdamW.slots}
+        AdamW(epsilon=1e-46).step(np.ones(3), np.zeros(3), wide, lr=1, count=1, decay=False)

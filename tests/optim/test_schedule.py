@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 import numpy as np
@@ -62,3 +63,11 @@ def test_bad_values_are_named() -> None:
         Schedule(1.0, 1, warmup=-1)
     with pytest.raises(ValueError, match="count from 1, got 0"):
         Schedule(1.0, 10).rate(0)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0])
+def test_rates_that_are_none_are_named(bad: float) -> None:
+    with pytest.raises(ValueError, match=f"got lr={bad} and min_lr=0.0"):
+        Schedule(bad, 10)
+    with pytest.raises(ValueError, match=f"got lr=1.0 and min_lr={bad}"):
+        Schedule(1.0, 10, min_lr=bad)

@@ -85,7 +85,9 @@ def test_forward_two_of_bsh_a_layer_and_one_for_the_embedding(config: Config, la
     t = Layout.parse(layout).tp
     activation = all_reduce(t, (2 * config.layers + 1) * TOKENS * config.width)
     sent = total(on_ranks(layout, config, forward))
-    assert sent == expected(activation=activation, scalar=all_reduce(t, 3 * TOKENS))
+    assert sent == expected(
+        activation=activation, scalar=all_reduce(t, 3 * TOKENS) + batch_check(t)
+    )
 
 
 @pytest.mark.parametrize("micro_batches", [1, 2])
@@ -98,7 +100,8 @@ def test_a_step_of_tensor_parallelism(config: Config, layout: str, micro_batches
     activation = all_reduce(t, (4 * config.layers + 2) * TOKENS * config.width)
     assert total(ledgers) == expected(
         activation=activation,
-        scalar=all_reduce(t, 4 * TOKENS),  # a fourth number a token with label smoothing
+        # A fourth number a token with label smoothing.
+        scalar=all_reduce(t, 4 * TOKENS) + batch_check(t),
     )
     for ledger in ledgers:
         assert ledger.bytes("all_reduce", "tp") == ledger.bytes()
@@ -125,7 +128,9 @@ def test_a_step_of_sequence_parallelism(config: Config, layout: str, micro_batch
         assert isinstance(config, LlamaConfig)
         gradient = all_reduce_by_doubling(t, replicated)
     assert total(ledgers) == expected(
-        activation=2 * half, scalar=all_reduce(t, 3 * TOKENS), gradient=gradient
+        activation=2 * half,
+        scalar=all_reduce(t, 3 * TOKENS) + batch_check(t),
+        gradient=gradient,
     )
     for op in ("reduce_scatter", "all_gather"):
         assert sum(ledger.bytes(op, "tp", "activation") for ledger in ledgers) == half
@@ -135,6 +140,11 @@ def all_reduce_by_doubling(ranks: int, numbers: int) -> int:
     """Bytes of all ranks: a power of two of them exchange all, the others hand theirs over."""
     power = 1 << (ranks.bit_length() - 1)
     return (power * (power.bit_length() - 1) + 2 * (ranks - power)) * numbers * ITEM
+
+
+def batch_check(ranks: int) -> int:
+    """Bytes of all ranks for the three numbers that show that all have the same batch."""
+    return all_reduce_by_doubling(ranks, 3)
 
 
 @pytest.mark.parametrize("layout", PLAIN + SP)
@@ -166,7 +176,7 @@ def test_shared_key_value_heads_are_summed_among_their_sharers(layout: str, kv_h
     sent = total(on_ranks(layout, wide, step))
     assert sent == expected(
         activation=all_reduce(t, 6 * TOKENS * 32),
-        scalar=all_reduce(t, 3 * TOKENS),
+        scalar=all_reduce(t, 3 * TOKENS) + batch_check(t),
         gradient=gradient,
     )
 
@@ -177,10 +187,11 @@ def test_data_ranks_send_their_own_part_of_the_gradient(layout: str) -> None:
     ledgers = on_ranks(layout, GPT2, step)
     elements: list[int] = []
     on_ranks(layout, GPT2, lambda model, _: elements.append(model.stepped.gradient.size))
-    # Of two ranks each sends as much as there is; beside it the loss and the number of tokens.
+    # Of two ranks each sends as much as there is; beside it the loss, the number of tokens
+    # and what shows that all were given parts of one batch.
     own = [ledger.bytes(axis="dp", purpose="gradient") for ledger in ledgers]
     assert sorted(own) == sorted(n * ITEM for n in elements)
-    assert all(ledger.bytes(axis="dp", purpose="scalar") == 2 * ITEM for ledger in ledgers)
+    assert all(ledger.bytes(axis="dp", purpose="scalar") == (1 + 5) * ITEM for ledger in ledgers)
     activation = sum(ledger.bytes(axis="tp", purpose="activation") for ledger in ledgers)
     assert activation == all_reduce(2, 10 * TOKENS * GPT2.width)
 

@@ -36,8 +36,8 @@ def ledger_of(
 @pytest.mark.parametrize("bucket", [1200, 1 << 20])
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
 def test_the_bytes_of_a_step_are_the_formula(size: int, bucket: int, dtype: str) -> None:
-    """2(d-1)/d · Ψ · itemsize a rank for the gradient, also where d does not divide it; two
-    numbers (tokens, loss) are reduced beside it; nothing else is sent."""
+    """2(d-1)/d · Ψ · itemsize a rank for the gradient, also where d does not divide it; five
+    numbers of the batch (data.py) and the loss are reduced beside it; nothing else is sent."""
     config = GPTConfig(vocab=11, context=5, layers=2, heads=2, width=8)
     ranks = run_ranks(size, ledger_of, config, bucket, dtype)
     _, _, gradient_bytes, sizes = ranks[0]
@@ -47,11 +47,11 @@ def test_the_bytes_of_a_step_are_the_formula(size: int, bucket: int, dtype: str)
     if all(n % size == 0 for n in sizes):
         for by, *_ in ranks:
             assert by.get("gradient", 0) * size == 2 * (size - 1) * gradient_bytes
-    # An all-reduce of one number by doubling: a power of two of the ranks exchange log2 times, the
+    # An all-reduce of few numbers by doubling: a power of two of the ranks exchange log2 times, the
     # others hand theirs over before and get the sum after.
     power = 1 << (size.bit_length() - 1)
     messages = power * (power.bit_length() - 1) + 2 * (size - power)
-    assert sum(by.get("scalar", 0) for by, *_ in ranks) == 2 * messages * 8
+    assert sum(by.get("scalar", 0) for by, *_ in ranks) == (5 + 1) * messages * 8
     for by, everything, *_ in ranks:
         assert by.keys() <= {"gradient", "scalar"}
         assert sum(by.values()) == everything

@@ -25,12 +25,12 @@ from minitrain.train.step import Stepper, StepResult
 def mean_of_local_means(total: Any) -> Any:
     """Every rank divides by its own tokens, then all average: Megatron-LM #906, transformers
     #34191."""
-    return lambda shares, valid: valid * shares.data.size
+    return lambda shares, valid, *batch: valid * shares.data.size
 
 
 def loss_not_divided(total: Any) -> Any:
     """The loss is never divided by the number of tokens: picotron, DeepSpeed #7773."""
-    return lambda shares, valid: 1
+    return lambda shares, valid, *batch: 1
 
 
 def mean_of_micro_batches(forward: Any) -> Any:

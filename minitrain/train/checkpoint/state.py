@@ -15,6 +15,7 @@ from minitrain.nn.config import to_values as config_values
 from minitrain.parallel.placement import Placement
 from minitrain.train.checkpoint import files
 from minitrain.train.checkpoint.files import Draft, file_of
+from minitrain.train.checkpoint.finite import check_finite_everywhere
 from minitrain.train.checkpoint.manifest import Manifest, read_manifest, reading
 from minitrain.train.config.resolve import values
 from minitrain.train.config.sections import RunConfig
@@ -28,8 +29,13 @@ def save(
     """Write a checkpoint of a run: each distinct piece once, by the first rank that holds it.
 
     Returns its path on rank 0, None on the others. All return once it is whole.
+
+    Raises:
+        TrainingError: on all ranks alike, a weight that is not finite; nothing is written then.
     """
     model, draft, path = stepper.model, Draft(folder, step), None
+    weights = model.lives.views(model.lives.weights)
+    check_finite_everywhere(model.mesh.world, list(model.table), weights)
     world, mine = model.mesh.world, _pieces(stepper)
     if world.rank == 0:
         draft.begin()

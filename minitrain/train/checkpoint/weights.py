@@ -10,12 +10,18 @@ from minitrain.nn.config import from_values as config_from
 from minitrain.nn.config import to_values as config_values
 from minitrain.nn.families import Model, declare
 from minitrain.train.checkpoint import files
+from minitrain.train.checkpoint.finite import check_finite
 from minitrain.train.checkpoint.manifest import Manifest, read_manifest, reading
 from minitrain.train.data.tokenizer import Tokenizer, tokenizer_of
 
 
 def save_model(model: Model, tokenizer: Tokenizer, folder: Path) -> Path:
-    """Write a checkpoint of a filled plain model that no run of ours made, and return its path."""
+    """Write a checkpoint of a filled plain model that no run of ours made, and return its path.
+
+    Raises:
+        TrainingError: a weight that is not finite.
+    """
+    check_finite({name: p.array for name, p in model.parameters().items()})
     about = Manifest(
         step=0,
         updates=0,

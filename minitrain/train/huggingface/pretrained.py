@@ -18,6 +18,7 @@ from safetensors.numpy import save_file
 from minitrain.array import to_host
 from minitrain.errors import UserError
 from minitrain.nn.families import Model, declare
+from minitrain.train.checkpoint.finite import check_finite
 from minitrain.train.data.tokenizer import ByteTokenizer, IdTokenizer, Tokenizer, tokenizer_of
 from minitrain.train.download import problem
 from minitrain.train.huggingface.config import config_from, config_to
@@ -61,8 +62,10 @@ def write(folder: Path, model: Model, tokenizer: Tokenizer) -> None:
 
     Raises:
         PretrainedError: the folder is there already, or the disk is full or refuses.
+        TrainingError: a weight that is not finite.
     """
     arrays = {name: to_host(p.array) for name, p in model.parameters().items()}
+    check_finite(arrays)
     dtype = next(iter(arrays.values())).dtype.name
     texts = {"config.json": json.dumps(config_to(model.config, dtype), indent=2), **tokenizer.files}
     if tokenizer.files:

@@ -1,0 +1,41 @@
+"""What all ranks must have been given alike, compared by its digests."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import numpy as np
+
+from minitrain.array import digest, to_host
+from minitrain.comm.group import Group
+from minitrain.errors import UserError
+
+
+def check_alike(world: Group, **given: object) -> None:
+    """Refuse what ranks have been given differently, on all of them; each learns what and where.
+
+    Cost: an all-gather of a number for each thing that is given.
+
+    Raises:
+        UserError: names the first that differs, and the first two ranks.
+    """
+    mine = np.array([[digest(value) >> 65 for value in given.values()]], np.int64)
+    table = world.all_gather(mine, sizes=[1] * world.size, purpose="control")
+    for name, column in zip(given, table.T, strict=True):
+        other = np.flatnonzero(column != column[0])
+        if other.size:
+            raise UserError(
+                f"ranks 0 and {other[0]} were given different {name}; all ranks of a mesh must be "
+                f"given the same (this is rank {world.rank}, with {given[name]})"
+            )
+
+
+def weights_digest(model: Any) -> str:
+    """A checksum of a model's arrays; "" for a configuration, or a model that is not filled."""
+    sums = [
+        f"{name} {zlib.crc32(to_host(parameter.array).tobytes()):08x}"
+        for name, parameter in (model.parameters().items() if hasattr(model, "parameters") else ())
+        if hasattr(parameter, "array")
+    ]
+    return f"a checksum of {digest(*sums):x}" if sums else ""
