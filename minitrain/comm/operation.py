@@ -172,7 +172,8 @@ class Operation:
     def wait(self) -> Any:
         """The result. Meanwhile this rank's other operations in flight move on as well.
 
-        Raises what the operation failed with, even if another one's `wait` has raised it before.
+        Raises what the operation failed with, even if another one's `wait` has raised it before;
+        where this is a collective, also what another operation fails with meanwhile.
         """
         if not self.done:
             transport, start = self._transport, perf_counter()
@@ -182,7 +183,13 @@ class Operation:
             while not self.done:
                 transport.wait([operation.pending for operation in active])
                 for operation in tuple(active):
-                    operation.advance()
+                    try:
+                        operation.advance()
+                    except Exception:
+                        # A message that is waited for would be lost with its handle; a collective's
+                        # come on a route of their own, and it goes on by itself.
+                        if operation is self or self.route is not None:
+                            raise
             if transport.outbox:
                 transport.push()
             transport.seconds += perf_counter() - start

@@ -137,3 +137,26 @@ def test_ranks_that_leave_together(codes: tuple[int | None, ...], status: int | 
     with pytest.raises(SystemExit) as caught:
         run_ranks(3, lambda group: sys.exit(codes[group.rank]))
     assert caught.value.code == status
+
+
+def test_a_message_is_not_lost_to_a_receive_that_another_error_has_interrupted() -> None:
+    """The error is the other operation's, and comes with its own wait."""
+
+    def program(group: Group) -> None:
+        if group.rank == 0:
+            group.recv(1)
+            group.send(np.ones(3), 1, tag=1)
+            for number in (1.0, 2.0, 3.0):
+                group.send(np.full(2, number), 1)
+        else:
+            wrong = group.irecv(0, np.ones(4), tag=1)
+            group.send(np.ones(1), 0)
+            np.testing.assert_array_equal(group.recv(0), [1, 1])
+            later = group.irecv(0)
+            np.testing.assert_array_equal(group.recv(0), [3, 3])
+            np.testing.assert_array_equal(later.wait(), [2, 2])
+            with pytest.raises(ValueError, match=r"expected float64 \(4,\)"):
+                wrong.wait()
+
+    run_ranks(2, program)
+    run_ranks(2, program, synchronous=True)

@@ -62,7 +62,10 @@ def main() -> None:
     names = sys.argv[1:]
     done = run(world(), names)
     done += run(world(MPIOptions(shared_memory=False)), names or ["checks_comm"])
-    done += run(two_nodes(), names or ["checks_comm.check_every", "checks_comm.check_what"])
+    done += run(
+        two_nodes(),
+        names or ["checks_comm.check_every", "checks_comm.check_what", "checks_comm_wire"],
+    )
     if world().rank == 0:
         print(f"{done} checks passed", flush=True)
 

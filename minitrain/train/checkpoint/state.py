@@ -15,11 +15,11 @@ from minitrain.nn.config import to_values as config_values
 from minitrain.parallel.placement import Placement
 from minitrain.train.checkpoint import files
 from minitrain.train.checkpoint.files import Draft, file_of
-from minitrain.train.checkpoint.finite import check_finite_everywhere
 from minitrain.train.checkpoint.manifest import Manifest, read_manifest, reading
 from minitrain.train.config.resolve import values
 from minitrain.train.config.sections import RunConfig
 from minitrain.train.data.text import Corpus
+from minitrain.train.finite import check_finite_everywhere
 from minitrain.train.step import Stepper
 
 

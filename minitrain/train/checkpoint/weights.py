@@ -10,9 +10,9 @@ from minitrain.nn.config import from_values as config_from
 from minitrain.nn.config import to_values as config_values
 from minitrain.nn.families import Model, declare
 from minitrain.train.checkpoint import files
-from minitrain.train.checkpoint.finite import check_finite
 from minitrain.train.checkpoint.manifest import Manifest, read_manifest, reading
 from minitrain.train.data.tokenizer import Tokenizer, tokenizer_of
+from minitrain.train.finite import check_finite
 
 
 def save_model(model: Model, tokenizer: Tokenizer, folder: Path) -> Path:

@@ -18,9 +18,9 @@ from safetensors.numpy import save_file
 from minitrain.array import to_host
 from minitrain.errors import UserError
 from minitrain.nn.families import Model, declare
-from minitrain.train.checkpoint.finite import check_finite
 from minitrain.train.data.tokenizer import ByteTokenizer, IdTokenizer, Tokenizer, tokenizer_of
 from minitrain.train.download import problem
+from minitrain.train.finite import check_finite
 from minitrain.train.huggingface.config import config_from, config_to
 from minitrain.train.huggingface.names import from_theirs, to_theirs
 
