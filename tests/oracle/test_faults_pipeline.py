@@ -26,7 +26,7 @@ SEEN: dict[str, tuple[tuple[str, ...], str]] = {
     "stale-gradient": (("pp3,zb-h1",), "sgd step 1 gradient blocks.2.mlp.down.bias"),
     "boundaries-mixed": (("pp2,zb-v",), "sgd step 1 loss"),
     "stage-local-dropout": (("pp2", "pp2,interleaved"), "sgd step 1 loss"),
-    "reduced-too-early": (("pp2", "dp2,pp2"), "sgd step 1 gradient norm.bias"),
+    "reduced-too-early": (("dp2,pp2", "dp2,pp2,zb-h1"), "sgd step 1 gradient norm.bias"),
     "last-weights-forgotten": (("pp3,zb-h1", "pp2,zb-h2"), "sgd step 1 gradient norm.bias"),
     "sends-block": (("pp2", "pp2,interleaved", "pp3,zb-h1"), DEADLOCK),
 }

@@ -221,7 +221,7 @@ def test_micro_batches_that_are_no_multiple_of_the_stages(layout: str, micro_bat
     assert everywhere(layout, rank) == pytest.approx([right] * Layout.parse(layout).size)
 
 
-@pytest.mark.parametrize("rows", [128, 1 << 20])
+@pytest.mark.parametrize("rows", [128, pytest.param(1 << 20, marks=pytest.mark.deep)])
 @pytest.mark.parametrize("layout", ["pp2,1f1b", "pp4,1f1b", "pp2,interleaved", "pp4,interleaved"])
 def test_neighbours_that_send_to_each_other(layout: str, rows: int) -> None:
     """Case E7: activations of 1 KB and of 8 MB, on sends that wait for their receive."""
