@@ -20,7 +20,7 @@ FLAGS = """
     --data --tokenizer --batch --micro-batches --smoothing --z-loss
     --optimizer --lr --min-lr --warmup --schedule
     --beta1 --beta2 --epsilon --momentum --weight-decay --clip --freeze
-    --steps --seed --dtype --recompute --eval-every --save-every
+    --steps --seed --dtype --recompute --stages --eval-every --save-every
 """.split()  # noqa: SIM905
 
 

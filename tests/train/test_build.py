@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from small_run import arrays, config, records
 
-from minitrain.comm import run_ranks
+from minitrain.comm import Group, run_ranks
 from minitrain.layout import Layout
 from minitrain.nn.layers import Linear
 from minitrain.optim import SGD, AdamW
-from minitrain.train.build import model_of, optimizer_of, schedule_of
+from minitrain.train.build import model_of, optimizer_of, schedule_of, stepper_of
 from minitrain.train.config.sections import OPTIONS, RunConfig
 from minitrain.train.data.text import Corpus
 from minitrain.train.folder import RunFolder
@@ -94,7 +94,7 @@ def effect(
     return bits.hexdigest(), lines, steps, sorted(calls)
 
 
-@pytest.mark.parametrize("key", OPTIONS)
+@pytest.mark.parametrize("key", OTHER)
 def test_every_option_changes_what_a_run_does(
     key: str, texts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,7 +120,19 @@ def test_a_run_is_what_its_configuration_says_and_nothing_else(
 
 def test_every_option_is_either_free_or_kept() -> None:
     assert set(FREE) <= set(OPTIONS)
-    assert set(OTHER) == set(OPTIONS)
+    assert {*OTHER, "run.stages"} == set(OPTIONS)
+
+
+def test_stages_say_which_rank_has_which_blocks() -> None:
+    """The one option that changes no number, only where it is computed."""
+
+    def rank(group: Group, stages: str) -> set[str]:
+        given = config(layers=4, stages=stages)
+        model = stepper_of(given, Layout(pp=2), group, vocab=9).model
+        return {name.split(".")[1] for name in model.parameters if name.startswith("blocks.")}
+
+    assert run_ranks(2, rank, "3,1") == [{"0", "1", "2"}, {"3"}]
+    assert run_ranks(2, rank, "0, 4") == [set(), {"0", "1", "2", "3"}]
 
 
 def test_parts_are_made_of_their_options() -> None:

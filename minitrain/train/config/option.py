@@ -52,7 +52,7 @@ Numbers: TypeAlias = Annotated[
 
 
 def _counts(text: str) -> bool:
-    return all(part.strip().isdecimal() for part in text.split(","))
+    return text.isascii() and all(part.strip().isdecimal() for part in text.split(","))
 
 
 def _encodes(text: str) -> bool:

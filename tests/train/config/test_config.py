@@ -53,7 +53,15 @@ def configs(draw: st.DrawFn) -> RunConfig:
             weight_decay=draw(st.floats(0, allow_infinity=False)),
             clip=draw(st.none() | positive),
         ),
-        RunSection(draw(count), draw(count), "float64", "full", draw(count), draw(count)),
+        RunSection(
+            draw(count),
+            draw(count),
+            "float64",
+            "full",
+            draw(st.sampled_from([None, "1,0", "1"])),
+            draw(count),
+            draw(count),
+        ),
     )
 
 
@@ -269,7 +277,7 @@ def test_two_fields_with_one_flag_are_a_mistake() -> None:
 
 
 def test_every_option_has_help_and_a_legal_default() -> None:
-    assert len(OPTIONS) == 31
+    assert len(OPTIONS) == 32
     for option in OPTIONS.values():
         assert option.help
         assert "\n" not in option.help
