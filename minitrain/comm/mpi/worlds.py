@@ -6,10 +6,8 @@ import atexit
 from functools import cache
 
 from minitrain.comm.group import Group
-from minitrain.comm.mpi.abort import install_abort_hook
-from minitrain.comm.mpi.launch import Launch, launched
-from minitrain.comm.mpi.library import check_cuda_aware, started_mpi
-from minitrain.comm.mpi.options import MPIOptions
+from minitrain.comm.mpi.job import check_cuda_aware, install_abort_hook, started_mpi
+from minitrain.comm.mpi.launch import Launch, MPIOptions, launched
 from minitrain.comm.threads import thread_world
 from minitrain.comm.transport import Transport
 from minitrain.machine import cores, set_blas_threads
@@ -43,7 +41,7 @@ def _mpi(launch: Launch, options: MPIOptions) -> Transport:
     mpi = started_mpi(launch)
     if options.cuda_aware:
         check_cuda_aware(mpi)
-    from minitrain.comm.mpi.hosts import find_hosts
+    from minitrain.comm.mpi.lanes import find_hosts
     from minitrain.comm.mpi.transport import MPITransport
 
     install_abort_hook()
