@@ -78,8 +78,7 @@ class Outlet:
             return False
         message.sent += chunk.size
         if message.sent == data.size:
-            self._waiting.popleft()
-            message.gone = True
+            self._waiting.popleft().complete = True
         return True
 
     def _fill(self, address: Address, total: int, chunk: Any) -> bool:
@@ -102,19 +101,10 @@ class Outlet:
 class LaneSend(MPIRequest):
     """A message on its way into a lane."""
 
-    __slots__ = ("_outlet", "data", "gone", "sent")
+    __slots__ = ("data", "sent", "step")
     verb = "send to"
 
     def __init__(self, outlet: Outlet, data: Any, dest: int, address: Address) -> None:
         super().__init__(dest, address)
-        self._outlet, self.data = outlet, data
+        self.data, self.step = data, outlet.step
         self.sent = 0  # elements that are in the slots, or were
-        self.gone = False  # whether all of them are
-
-    @property
-    def done(self) -> bool:
-        """Whether the sender may change its array; asking fills slots."""
-        while not self.gone:
-            if not self._outlet.step():
-                return False
-        return True
