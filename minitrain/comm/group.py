@@ -70,10 +70,8 @@ class Group(Reductions, Movements):
     def send(self, x: Array, dest: int, *, tag: int = 0, purpose: str = "activation",
              header: bool = True) -> None:  # fmt: skip
         """Send x to a rank of this group; x may be changed afterwards.
-
         Returns when x is copied, or, on synchronous thread ranks, received. header=False saves
-        telling the shape to a receiver that gives `like` anyway.
-        """
+        telling the shape to a receiver that gives `like` anyway."""
         self.isend(x, dest, tag=tag, purpose=purpose, header=header).wait()
 
     def isend(self, x: Array, dest: int, *, tag: int = 0, purpose: str = "activation",
@@ -110,9 +108,7 @@ class Group(Reductions, Movements):
 
     def subgroup(self, ranks: Sequence[int], axis: str) -> Group:
         """The group of some of this one's ranks, this rank among them, without communication.
-
-        All its members must name the same ranks in the same order, and the same axis.
-        """
+        All its members must name the same ranks in the same order, and the same axis."""
         for rank in ranks:
             self.check_rank(rank, "a member")
         if self.rank not in ranks or len(set(ranks)) != len(ranks):

@@ -72,9 +72,7 @@ class Ledger:
 
     def matrix(self, group: Group) -> Array:
         """Bytes from each rank to each, on all ranks of a group: int64 (size, size).
-
-        A collective: every member passes its own ledger. Ranks outside the group don't appear.
-        """
+        A collective: every member passes its own ledger. Ranks outside the group don't appear."""
         sent = self.by("dest")
         row = np.array([[sent.get(rank, 0) for rank in group.ranks]], np.int64)
         return group.all_gather(row, sizes=[1] * group.size, purpose="control")

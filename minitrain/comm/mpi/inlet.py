@@ -39,9 +39,7 @@ class Inlet:
 
     def _combine_at_once(self, out: Array, address: Address, combine: Combine) -> bool:
         """Combine a message if all of it is there and is next: half of a small message's time.
-
-        One that fits a slot is no later chunk of another, which would not have begun in it.
-        """
+        One that fits a slot is no later chunk of another, which would not have begun in it."""
         lane, slot = self._lane, self._emptied % SLOTS
         head = lane.heads[slot]
         if head[0] != self._emptied + 1:

@@ -136,9 +136,7 @@ def end_together() -> Iterator[None]:
 
 def _mpi() -> Any:
     """MPI, started if need be, since the others may wait for us in there; None if it won't start.
-
-    Then (no mpi4py, or another MPI's launcher) this process is alone.
-    """
+    Then (no mpi4py, or another MPI's launcher) this process is alone."""
     launch = launched()
     try:
         return None if launch is None else started_mpi(launch)

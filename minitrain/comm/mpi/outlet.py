@@ -20,10 +20,8 @@ BYTE = np.dtype(np.uint8)
 
 class LaneMemory:
     """The memory of one lane: its slots, and how many of their chunks the receiver has emptied.
-
     A slot's head has the chunk's number, counted from 1, written last; and the channel, tag and
-    bytes of its message, for the receiver of a first chunk.
-    """
+    bytes of its message, for the receiver of a first chunk."""
 
     def __init__(self, memory: Any, size: int, fence: Callable[[], None]) -> None:
         self.size = size

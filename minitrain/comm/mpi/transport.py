@@ -44,11 +44,9 @@ _offer_core: Callable[[], object] = getattr(os, "sched_yield", lambda: time.slee
 
 class MPITransport(Transport):
     """This process's end of an MPI communicator.
-
-    An MPI tag has too few bits for a channel's 63 (29 in MPICH), so channels are folded: three
-    bits choose one of several communicators, the rest go into the tag, beside eight bits of the
-    sequence number. Two channels that fold alike are refused, so no message can go astray.
-    """
+    An MPI tag has too few bits for a channel's 63 (29 in MPICH), so channels are folded: three bits
+    choose one of several communicators, the rest go into the tag, beside eight bits of the sequence
+    number. Two channels that fold alike are refused, so no message can go astray."""
 
     kind, header_word = "mpi", 8
 

@@ -85,9 +85,7 @@ def _by_header(data: Any) -> Any:
 def checked(peers: Peers, steps: Steps) -> Steps:
     """steps, after all members have told each other the same call (--check-collectives; thread
     ranks see each other's calls, and always compare them: `ThreadTransport.begin`).
-
-    Cost: (n-1)(α + 512β). Raises MismatchError on every rank that hears of a different call.
-    """
+    Cost: (n-1)(α + 512β). Raises MismatchError on every rank that hears of a different call."""
     call, site = peers.call, call_site()
     told = replace(peers, op="check", algorithm="pairwise", purpose="control")
     mark = f"{digest(call):x}"
