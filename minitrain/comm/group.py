@@ -112,9 +112,8 @@ class Group(Reductions, Movements):
         for rank in ranks:
             self.check_rank(rank, "a member")
         if self.rank not in ranks or len(set(ranks)) != len(ranks):
-            raise ValueError(
-                f"subgroup of ranks {list(ranks)}: must have rank {self.rank}, and none twice"
-            )
+            must = f"must have rank {self.rank}, and none twice"
+            raise ValueError(f"subgroup of ranks {list(ranks)}: {must}")
         return Group(self.transport, tuple(self.ranks[r] for r in ranks), axis, self)
 
     def split(self, color: int, key: int = 0, axis: str | None = None) -> Group:
@@ -130,9 +129,8 @@ class Group(Reductions, Movements):
     def check_rank(self, rank: int, what: str) -> None:
         """Raise unless rank is one of this group's."""
         if not 0 <= rank < self.size:
-            raise ValueError(
-                f"{what} {rank}: the group {self.axis!r} has ranks 0 to {self.size - 1}"
-            )
+            has = f"has ranks 0 to {self.size - 1}"
+            raise ValueError(f"{what} {rank}: the group {self.axis!r} {has}")
 
     def channel(self, tag: int | None) -> int:
         """The channel of a tag, or of the collectives, by which messages find the group: 63 bits

@@ -78,12 +78,10 @@ ALGORITHMS: dict[str, dict[str, Callable[..., Steps]]] = {
 def choose(operation: str, named: str | None, nbytes: int, group: Group,
            kept_wider: bool = False) -> str:  # fmt: skip
     """The algorithm for nbytes on a group: the named one, or one that every rank will choose.
+    Raises ValueError if the operation has none of that name.
 
     kept_wider: partial results are wider than what is reduced (fp16 and bf16), so passing them
         around would cost twice the bytes.
-
-    Raises:
-        ValueError: the operation has no algorithm of that name.
     """
     if named is not None:
         if named not in ALGORITHMS[operation]:

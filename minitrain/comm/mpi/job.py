@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from minitrain.comm.errors import LauncherError
-from minitrain.comm.mpi.launch import Launch, launched
+from minitrain.comm.mpi.launch import INSTALL, Launch, launched
 
 AGREE = 2.0
 """Seconds in which all ranks that exit of their own accord are taken to have agreed to."""
@@ -67,9 +67,9 @@ def _missing(error: Exception) -> str:
     line = (str(error).splitlines() or [type(error).__name__])[0]
     if isinstance(error, ImportError):
         why = "" if isinstance(error, ModuleNotFoundError) else f" ({line})"
-        return f"which needs mpi4py: pip install 'minitrain[mpi]'{why}"
+        return f"which needs mpi4py: {INSTALL}{why}"
     where = "brings one, or name the folder of libmpi in LD_LIBRARY_PATH"
-    return f"but mpi4py loads no MPI library ({line}): pip install 'minitrain[mpi]' {where}"
+    return f"but mpi4py loads no MPI library ({line}): {INSTALL} {where}"
 
 
 def _name(mpi: Any) -> str:

@@ -25,6 +25,8 @@ _VARIABLES = {
 started, and which one of them this is. What an allocation says (SLURM_NTASKS, PBS_NP) is no launch:
 its script, too, is one process."""
 
+INSTALL = "pip install 'minitrain[mpi]'"
+
 _OPEN_MPI = (
     # More ranks than cores are wanted here, and wait without spinning.
     *("--oversubscribe", "--bind-to", "none"),
@@ -67,11 +69,8 @@ class MPIOptions:
 
 
 def launched(environ: Mapping[str, str] = os.environ) -> Launch | None:
-    """What mpiexec or srun says about this process; None if neither started it.
-
-    Raises:
-        LauncherError: it says no numbers, or no rank below the size.
-    """
+    """What mpiexec or srun says about this process; None if neither started it. Raises
+    LauncherError if it says no numbers, or no rank below the size."""
     for variable, name in _VARIABLES.items():
         if text := environ.get(variable):
             size, rank = _number(text), _number(environ.get(name, ""))
@@ -93,22 +92,15 @@ def mpiexec_command(n: int) -> list[str]:
     """The beginning of a command line that starts n MPI processes on this machine.
 
     The mpiexec beside this Python is taken before the one on PATH: it belongs to the MPI library
-    that was installed with mpi4py.
-
-    Raises:
-        LauncherError: there is no mpiexec, or it does not run.
+    that was installed with mpi4py. Raises LauncherError if there is none, or it does not run.
     """
     beside = Path(sys.executable).parent / "mpiexec"
     mpiexec = str(beside) if beside.exists() else shutil.which("mpiexec")
     if mpiexec is None:
-        raise LauncherError(
-            f"no mpiexec beside {sys.executable} or on PATH: pip install 'minitrain[mpi]'"
-        )
+        raise LauncherError(f"no mpiexec beside {sys.executable} or on PATH: {INSTALL}")
     try:
         version = subprocess.run([mpiexec, "--version"], capture_output=True, check=False).stdout
     except OSError as error:
-        raise LauncherError(
-            f"{mpiexec} does not run ({error.strerror}): pip install 'minitrain[mpi]'"
-        ) from error
+        raise LauncherError(f"{mpiexec} does not run ({error.strerror}): {INSTALL}") from error
     flags = _OPEN_MPI if b"Open MPI" in version or b"OpenRTE" in version else ()
     return [mpiexec, *flags, "-n", str(n)]

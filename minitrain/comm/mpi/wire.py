@@ -52,12 +52,8 @@ def header_of(x: Array) -> Any:
 
 def decoded(data: Any, like: Array | None, source: int) -> Array:
     """The array that a message's bytes hold, which must look like `like` if that is given.
-
     The header is looked for first: a short array and its header may be as long as `like`.
-
-    Raises:
-        ValueError: it does not, or neither a header nor `like` tells its shape.
-    """
+    Raises ValueError if it does not, or if neither a header nor `like` tells its shape."""
     x = _by_header(data)
     if x is None:
         if like is not None and data.size == like.nbytes:
