@@ -17,14 +17,9 @@ Name: TypeAlias = str | None
 
 
 class Record(NamedTuple):
-    """What messages are counted under.
-
-    op: the outermost collective's name ("send" for a point-to-point message).
-    algorithm: how the collective went about it.
-    axis: the mesh axis of the group.
-    purpose: one of `transport.PURPOSES`.
-    dest: the receiver's rank in the world.
-    """
+    """What messages are counted under: the outermost collective's name ("send" for a point-to-point
+    message) and algorithm, the group's mesh axis, one of `transport.PURPOSES`, and the receiver's
+    rank in the world."""
 
     op: str
     algorithm: str

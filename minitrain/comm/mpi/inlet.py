@@ -45,14 +45,8 @@ class Inlet:
         if head[0] != self._emptied + 1:
             return False
         lane.fence()  # the sender has written the rest of the head, too
-        if (
-            head[1] != address.channel
-            or head[2] != address.tag
-            or not head[3] == out.nbytes <= lane.size
-            or self._asked
-            or self._aside
-            or not isinstance(out, np.ndarray)
-        ):
+        if (head[1] != address.channel or head[2] != address.tag or self._asked or self._aside or
+            not head[3] == out.nbytes <= lane.size or not isinstance(out, np.ndarray)):  # fmt: skip
             return False
         combine(lane.rooms[out.dtype][slot][: out.size], out)
         lane.fence()

@@ -38,7 +38,6 @@ _ORDERED = ("x86_64", "AMD64")
 """Processors on which the others see what a core writes in that order. (The C library's memcpy may
 use streaming stores, which have no order, but then ends with a fence of its own.)"""
 
-
 _MOST_CORES = 8192
 
 
