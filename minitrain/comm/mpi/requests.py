@@ -75,12 +75,14 @@ class SendRequest(MPIRequest):
         super().__init__(dest, address)
         self._requests = [start(part, dest, address.tag) for part in parts(data, limit)]
 
-    def step(self) -> bool:
-        """Whether another part has left."""
-        if not self._requests[-1].Test():
-            return False
-        self._requests.pop()
-        self.complete = not self._requests
+    @property
+    def done(self) -> bool:
+        """Whether all parts have left; without a call of `step`, since small messages feel it."""
+        requests = self._requests
+        while requests:
+            if not requests[-1].Test():
+                return False
+            requests.pop()
         return True
 
 
@@ -97,24 +99,26 @@ class ReceiveRequest(MPIRequest):
         self._requests = [start(part, source, address.tag) for part in parts(room, limit)]
         self._requests.reverse()
 
-    def step(self) -> bool:
-        """Whether another part is here; a message that was too short or too long is an error."""
-        try:
-            if not self._requests[-1].Test(_STATUS):
-                return False
-        except MPI.Exception as error:
-            if error.Get_error_class() != MPI.ERR_TRUNCATE:
-                raise
-            self.complete = True
-            self.refuse("more")
-            return True
-        self._requests.pop()
-        self._total += _STATUS.Get_count(MPI.BYTE)
-        self.complete = not self._requests
-        if self.complete and self._total == self.array.nbytes:
-            self._buffer.settle()
-        elif self.complete:
-            self.refuse(f"{self._total} bytes")
+    @property
+    def done(self) -> bool:
+        """Whether all parts are here; a message that was too short or too long is an error."""
+        requests = self._requests
+        while requests:
+            try:
+                if not requests[-1].Test(_STATUS):
+                    return False
+            except MPI.Exception as error:
+                if error.Get_error_class() != MPI.ERR_TRUNCATE:
+                    raise
+                self.refuse("more")
+                requests.clear()
+                return True
+            requests.pop()
+            self._total += _STATUS.Get_count(MPI.BYTE)
+            if not requests and self._total == self.array.nbytes:
+                self._buffer.settle()
+            elif not requests:
+                self.refuse(f"{self._total} bytes")
         return True
 
 
