@@ -67,7 +67,7 @@ class Commands(click.Group):
             raise
 
     def _enter(self, args: Sequence[str] | None = None, **kwargs: Any) -> None:
-        from minitrain.comm.mpi.abort import end_together
+        from minitrain.comm.mpi.job import end_together
 
         words = list(sys.argv[1:] if args is None else args)
         try:

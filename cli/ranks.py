@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import click
 
 from minitrain.comm.errors import LauncherError
-from minitrain.comm.mpi.launch import launched, mpiexec_command
-from minitrain.comm.mpi.options import MPIOptions
+from minitrain.comm.mpi.launch import MPIOptions, launched, mpiexec_command
 from minitrain.layout import AXES, Layout, LayoutError
 
 from .arguments import given

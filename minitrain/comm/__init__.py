@@ -7,7 +7,7 @@ From call to messages  collective (begins a call), operation (the members as it 
 algorithms/            ring, recursive, tree, direct, hierarchical; choose, the table of them
 Ranks as threads       transport (what a rank can do), threads, mailbox (what they share); device
                        (arrays on a GPU)
-mpi/                   ranks as processes: launch, abort, transport, and a node's shared memory
+mpi/                   ranks as processes: launch, job, transport, and a node's shared memory
 Safety                 errors
 Ledger                 ledger (what was sent)
 
@@ -31,18 +31,16 @@ if TYPE_CHECKING:
         RankFailedError,
     )
     from minitrain.comm.group import Group
-    from minitrain.comm.mpi.abort import end_together
-    from minitrain.comm.mpi.launch import launched, mpiexec_command
-    from minitrain.comm.mpi.options import MPIOptions
+    from minitrain.comm.mpi.job import end_together
+    from minitrain.comm.mpi.launch import MPIOptions, launched, mpiexec_command
     from minitrain.comm.mpi.worlds import world
     from minitrain.comm.run import run_ranks
 
 _NAMES = {
     "errors": ("CommError", "DeadlockError", "LauncherError", "MismatchError", "RankFailedError"),
     "group": ("Group",),
-    "mpi.abort": ("end_together",),
-    "mpi.launch": ("launched", "mpiexec_command"),
-    "mpi.options": ("MPIOptions",),
+    "mpi.job": ("end_together",),
+    "mpi.launch": ("MPIOptions", "launched", "mpiexec_command"),
     "mpi.worlds": ("world",),
     "run": ("run_ranks",),
 }

@@ -71,11 +71,8 @@ def unchanged(call: str, site: str, steps: Steps, args: Sequence[Any]) -> Steps:
 
 
 def sendable(x: Array) -> Array:
-    """x as a contiguous array of native byte order, a copy only where it must be one.
-
-    Raises:
-        ValueError: the dtype is none that can be sent; nothing is ever pickled.
-    """
+    """x as a contiguous array of native byte order, a copy only where it must be one. Raises
+    ValueError for a dtype that cannot be sent; nothing is ever pickled."""
     if not isinstance(x, np.ndarray):
         x = namespace(x).asarray(x)
     if not x.dtype.isnative:

@@ -72,10 +72,8 @@ class Group(Reductions, Movements):
     def send(self, x: Array, dest: int, *, tag: int = 0, purpose: str = "activation",
              header: bool = True) -> None:  # fmt: skip
         """Send x to a rank of this group; x may be changed afterwards.
-
         Returns when x is copied, or, on synchronous thread ranks, received. header=False saves
-        telling the shape to a receiver that gives `like` anyway.
-        """
+        telling the shape to a receiver that gives `like` anyway."""
         self.isend(x, dest, tag=tag, purpose=purpose, header=header).wait()
 
     def isend(self, x: Array, dest: int, *, tag: int = 0, purpose: str = "activation",
@@ -113,15 +111,12 @@ class Group(Reductions, Movements):
 
     def subgroup(self, ranks: Sequence[int], axis: str) -> Group:
         """The group of some of this one's ranks, this rank among them, without communication.
-
-        All its members must name the same ranks in the same order, and the same axis.
-        """
+        All its members must name the same ranks in the same order, and the same axis."""
         for rank in ranks:
             self.check_rank(rank, "a member")
         if self.rank not in ranks or len(set(ranks)) != len(ranks):
-            raise ValueError(
-                f"subgroup of ranks {list(ranks)}: must have rank {self.rank}, and none twice"
-            )
+            must = f"must have rank {self.rank}, and none twice"
+            raise ValueError(f"subgroup of ranks {list(ranks)}: {must}")
         return Group(self.transport, tuple(self.ranks[r] for r in ranks), axis, self)
 
     def split(self, color: int, key: int = 0, axis: str | None = None) -> Group:
@@ -137,9 +132,8 @@ class Group(Reductions, Movements):
     def check_rank(self, rank: int, what: str) -> None:
         """Raise unless rank is one of this group's."""
         if not 0 <= rank < self.size:
-            raise ValueError(
-                f"{what} {rank}: the group {self.axis!r} has ranks 0 to {self.size - 1}"
-            )
+            has = f"has ranks 0 to {self.size - 1}"
+            raise ValueError(f"{what} {rank}: the group {self.axis!r} {has}")
 
     def channel(self, tag: int | None) -> int:
         """The channel of a tag, or of the collectives, by which messages find the group: 63 bits

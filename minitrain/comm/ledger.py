@@ -17,14 +17,9 @@ Name: TypeAlias = str | None
 
 
 class Record(NamedTuple):
-    """What messages are counted under.
-
-    op: the outermost collective's name ("send" for a point-to-point message).
-    algorithm: how the collective went about it.
-    axis: the mesh axis of the group.
-    purpose: one of `transport.PURPOSES`.
-    dest: the receiver's rank in the world.
-    """
+    """What messages are counted under: the outermost collective's name ("send" for a point-to-point
+    message) and algorithm, the group's mesh axis, one of `transport.PURPOSES`, and the receiver's
+    rank in the world."""
 
     op: str
     algorithm: str
@@ -72,9 +67,7 @@ class Ledger:
 
     def matrix(self, group: Group) -> Array:
         """Bytes from each rank to each, on all ranks of a group: int64 (size, size).
-
-        A collective: every member passes its own ledger. Ranks outside the group don't appear.
-        """
+        A collective: every member passes its own ledger. Ranks outside the group don't appear."""
         sent = self.by("dest")
         row = np.array([[sent.get(rank, 0) for rank in group.ranks]], np.int64)
         return group.all_gather(row, sizes=[1] * group.size, purpose="control")

@@ -17,10 +17,8 @@ from minitrain.comm.transport import shape_of
 
 class Movements(Collectives):
     """Arrays arrive bitwise as they were.
-
-    Receivers that know the shape of what comes say so with `like` (an array, or
-    np.broadcast_to(x, shape)); on all ranks, since then the senders send no header.
-    """
+    Receivers that know the shape of what comes say so with `like` (an array, or np.broadcast_to(x,
+    shape)); on all ranks, since then the senders send no header."""
 
     def broadcast(self, x: Array | None, root: int = 0, algorithm: str | None = None, *,
                   like: Array | None = None, purpose: str = "parameter") -> Any:  # fmt: skip

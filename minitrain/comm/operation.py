@@ -108,9 +108,7 @@ class Peers:
     def exchange(self, x: Array, dest: int, out: Array, source: int,
                  combine: Combine | None = None) -> Sequence[Request]:  # fmt: skip
         """Send x to one member and receive into out from another (or the same), at once.
-
-        Sent first, so that it is on its way, or the other copies it, while this goes on.
-        """
+        Sent first, so that it is on its way, or the other copies it, while this goes on."""
         ranks, transport, route = self.ranks, self.group.transport, self.route
         if transport.ledgers:
             self._count(self.purpose, ranks[dest], x.nbytes)

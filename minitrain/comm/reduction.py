@@ -48,9 +48,8 @@ class Reduction:
             raise ValueError(f"unknown op {op!r}: use one of {', '.join(_FUNCTIONS)}")
         arithmetic = op in ("sum", "prod")
         if dtype.name == "bool" and arithmetic:
-            raise ValueError(
-                f"bool has no {op}: use max (any) or min (all), or cast to an integer to count"
-            )
+            instead = "use max (any) or min (all), or cast to an integer to count"
+            raise ValueError(f"bool has no {op}: {instead}")
         if dtype.kind == "c" and not arithmetic:
             raise ValueError(f"complex numbers have no {op}: they have no order")
         self.op = op

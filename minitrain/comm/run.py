@@ -81,9 +81,7 @@ def _be(rank: int, world: World, results: list[Any], fn: Callable[..., Any],
 
 def _run(world: World, threads: list[threading.Thread]) -> None:
     """Start the threads and wait for them; Ctrl-C reaches the main thread only, and fails all.
-
-    Not by Thread.join: interrupted, it may take a thread that still runs for one that has ended.
-    """
+    Not by Thread.join: interrupted, it may take a thread that still runs for one that has ended."""
     try:
         for thread in threads:
             thread.start()

@@ -15,7 +15,7 @@ import standin
 from click.testing import CliRunner, Result
 
 from minitrain.array import namespace
-from minitrain.comm.mpi.options import MPIOptions
+from minitrain.comm.mpi.launch import MPIOptions
 from minitrain.layout import LayoutError
 from minitrain.parallel import ParallelModel
 from minitrain.train import sample

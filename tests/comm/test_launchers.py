@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from minitrain.comm import LauncherError, launched, mpiexec_command
+from minitrain.comm.mpi.job import started_mpi
 from minitrain.comm.mpi.launch import Launch
-from minitrain.comm.mpi.library import started_mpi
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 
 from minitrain.comm import Group, LauncherError, MismatchError, device
 from minitrain.comm.group import NonBlocking
-from minitrain.comm.mpi import library, signature
+from minitrain.comm.mpi import job, wire
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "comm"))
 from collective_cases import BFLOAT16, OPERATIONS, REDUCTIONS, Case, check, supported
@@ -167,7 +167,7 @@ def check_a_message_of_another_shape_is_refused(group: Group) -> None:
 
 def check_collectives_are_compared_when_asked(group: Group) -> None:
     """--check-collectives: members hear of each other's call before any other message."""
-    group.transport.check = signature.checked
+    group.transport.check = wire.checked
     try:
         check(group, Case("all_reduce", None, np.dtype("f8"), (5,), "sum", 0, 0, True))
         if group.size > 1:
@@ -183,8 +183,8 @@ def check_collectives_are_compared_when_asked(group: Group) -> None:
 
 def check_calls_longer_than_their_message_are_compared(group: Group) -> None:
     """The sizes of a hundred ranks make a long text, of which the end is cut off."""
-    before, signature._LENGTH = signature._LENGTH, 64
-    group.transport.check = signature.checked
+    before, wire._LENGTH = wire._LENGTH, 64
+    group.transport.check = wire.checked
     try:
         x = np.ones((1,) * 30 + (2,))
         assert (group.all_reduce(x) == group.size).all()
@@ -193,7 +193,7 @@ def check_calls_longer_than_their_message_are_compared(group: Group) -> None:
                 group.all_reduce(x if group.rank == 0 else np.ones((1,) * 30 + (3,)))
     finally:
         group.transport.check = None
-        signature._LENGTH = before
+        wire._LENGTH = before
 
 
 def check_gpu_arrays_are_staged_through_the_host(group: Group) -> None:
@@ -222,17 +222,17 @@ def check_an_mpi_that_cannot_read_gpu_memory_says_so_before_it_crashes(group: Gr
     """Case J5: a wrong guess is found at the start, not by a segmentation fault in a message."""
     from mpi4py import MPI
 
-    loaded = library._loaded_libraries
+    loaded = job._loaded_libraries
     if sys.platform == "linux":
         assert len(loaded()) == 1
     try:
         for answers, refused in (({"MPIX_Query_cuda_support": int}, True), ({}, False),
                                  ({"MPIX_Query_cuda_support": lambda: 1}, False)):  # fmt: skip
-            library._loaded_libraries = lambda answers=answers: [SimpleNamespace(**answers)]
+            job._loaded_libraries = lambda answers=answers: [SimpleNamespace(**answers)]
             if refused:
                 with pytest.raises(LauncherError, match="cannot read GPU memory; leave it out"):
-                    library.check_cuda_aware(MPI)
+                    job.check_cuda_aware(MPI)
             else:
-                library.check_cuda_aware(MPI)
+                job.check_cuda_aware(MPI)
     finally:
-        library._loaded_libraries = loaded
+        job._loaded_libraries = loaded

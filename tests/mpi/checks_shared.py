@@ -5,7 +5,7 @@ from __future__ import annotations
 from mpi4py import MPI
 
 from minitrain.comm import Group, MPIOptions
-from minitrain.comm.mpi import hosts
+from minitrain.comm.mpi import lanes
 from minitrain.comm.mpi.transport import MPITransport
 
 
@@ -15,7 +15,7 @@ def check_memory_is_shared_where_it_helps(group: Group) -> None:
     if group.size < comm.Get_size():
         return  # all of the world's ranks have to call it
     others = set(range(group.size)) - {group.rank}
-    here = hosts.find_hosts(comm, comm)
+    here = lanes.find_hosts(comm, comm)
     for options, shared in (
         (MPIOptions(), True),
         (MPIOptions(shared_memory=False), False),
@@ -33,11 +33,11 @@ def check_each_node_counts_its_own_ranks_and_cores(group: Group) -> None:
     if group.size < ranks:
         return  # all of the world's ranks have to call it
     node = MPI.COMM_WORLD.Split(rank % 2)
-    found, hosts.core_numbers = hosts.core_numbers, lambda: {10 * rank}
+    found, lanes.core_numbers = lanes.core_numbers, lambda: {10 * rank}
     try:
-        here = hosts.find_hosts(MPI.COMM_WORLD, node)
+        here = lanes.find_hosts(MPI.COMM_WORLD, node)
     finally:
-        hosts.core_numbers = found
+        lanes.core_numbers = found
         node.Free()
     mine = len(range(rank % 2, ranks, 2))
-    assert here == hosts.Hosts([r % 2 for r in range(ranks)], mine, mine)
+    assert here == lanes.Hosts([r % 2 for r in range(ranks)], mine, mine)

@@ -18,7 +18,7 @@ from pathlib import Path
 from mpi4py import MPI
 
 from minitrain.comm import Group, MPIOptions, world
-from minitrain.comm.mpi.hosts import find_hosts
+from minitrain.comm.mpi.lanes import find_hosts
 from minitrain.comm.mpi.transport import MPITransport
 
 

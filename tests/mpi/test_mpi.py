@@ -182,7 +182,7 @@ import atexit
 from mpi4py import MPI
 from minitrain.comm import Group, MPIOptions
 from minitrain.comm.mpi.transport import MPITransport
-from minitrain.comm.mpi.hosts import find_hosts
+from minitrain.comm.mpi.lanes import find_hosts
 options = MPIOptions(stall_timeout=0.5, stall_abort=True)
 place = find_hosts(MPI.COMM_WORLD, MPI.COMM_SELF)
 transport = MPITransport(MPI.COMM_WORLD, MPI.COMM_SELF, place, options)

@@ -51,39 +51,32 @@ _PAIRWISE = direct.reduce_scatter_pairwise, direct.all_gather_pairwise
 ALGORITHMS: dict[str, dict[str, Callable[..., Steps]]] = {
     "all_reduce": {
         "doubling": recursive.all_reduce_doubling,
-        "halving": partial(ring.all_reduce, by=_HALVING),
-        "ring": ring.all_reduce,
-        "tree": tree.all_reduce,
-        "pairwise": partial(ring.all_reduce, by=_PAIRWISE),
+        "halving": partial(ring.all_reduce, by=_HALVING), "ring": ring.all_reduce,
+        "tree": tree.all_reduce, "pairwise": partial(ring.all_reduce, by=_PAIRWISE),
         "hierarchical": hierarchical.all_reduce,
     },
     "reduce_scatter": {
-        "ring": ring.reduce_scatter,
-        "halving": recursive.reduce_scatter_halving,
+        "ring": ring.reduce_scatter, "halving": recursive.reduce_scatter_halving,
         "pairwise": direct.reduce_scatter_pairwise,
     },
     "all_gather": {
-        "ring": ring.all_gather,
-        "doubling": recursive.all_gather_doubling,
-        "pairwise": direct.all_gather_pairwise,
-        "bruck": direct.all_gather_bruck,
+        "ring": ring.all_gather, "doubling": recursive.all_gather_doubling,
+        "pairwise": direct.all_gather_pairwise, "bruck": direct.all_gather_bruck,
     },
     "broadcast": {"tree": tree.broadcast, "scatter": tree.broadcast_scatter},
     "reduce": {"tree": tree.reduce, "scatter": tree.reduce_scatter_gather},
     "all_to_all": {"pairwise": direct.all_to_all_pairwise, "bruck": direct.all_to_all_bruck},
-}
+}  # fmt: skip
 """Operation → its algorithms, by the names that it can be asked for."""
 
 
 def choose(operation: str, named: str | None, nbytes: int, group: Group,
            kept_wider: bool = False) -> str:  # fmt: skip
     """The algorithm for nbytes on a group: the named one, or one that every rank will choose.
+    Raises ValueError if the operation has none of that name.
 
     kept_wider: partial results are wider than what is reduced (fp16 and bf16), so passing them
         around would cost twice the bytes.
-
-    Raises:
-        ValueError: the operation has no algorithm of that name.
     """
     if named is not None:
         if named not in ALGORITHMS[operation]:

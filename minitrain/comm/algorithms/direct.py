@@ -20,9 +20,7 @@ from minitrain.comm.reduction import Reduction
 def scatter(peers: Peers, xs: Sequence[Array] | Pieces | None, root: int,
             like: Array | None = None, room: Array | None = None) -> Steps:  # fmt: skip
     """Rank r returns the root's xs[r], in the room if there is one; the root a copy of its own.
-
-    Cost at the root: (n-1)(α + V/n·β). With neither `like` nor a room a header goes with it.
-    """
+    Cost at the root: (n-1)(α + V/n·β). With neither `like` nor a room a header goes with it."""
     if xs is None or peers.rank != root:
         arrival = peers.receive(room, root, like=like)
         yield (arrival,)
@@ -36,9 +34,7 @@ def scatter(peers: Peers, xs: Sequence[Array] | Pieces | None, root: int,
 def gather(peers: Peers, x: Array, root: int, rooms: Pieces | None = None) -> Steps:
     """The root returns the list of every rank's x, in the rooms if there are, and a copy of its
     own.
-
-    Cost at the root: (n-1)(α + V/n·β). Without rooms a header goes with what is sent.
-    """
+    Cost at the root: (n-1)(α + V/n·β). Without rooms a header goes with what is sent."""
     if peers.rank != root:
         yield (peers.send(x, root, header=rooms is None),)
         return None
@@ -67,9 +63,7 @@ def all_to_all_pairwise(peers: Peers, x: Sequence[Array] | Pieces, out: list[Arr
 
 def all_to_all_bruck(peers: Peers, x: Array) -> Steps:
     """The same for equal blocks, x (n, block) -> (n, block), in fewer and larger messages.
-
-    Cost: ⌈log₂n⌉·(α + V/2·β), and three passes over memory.
-    """
+    Cost: ⌈log₂n⌉·(α + V/2·β), and three passes over memory."""
     n, rank, xp = peers.size, peers.rank, namespace(x)
     shifts = xp.arange(n)
     blocks = x[(rank + shifts) % n]  # block i has i places to go
@@ -86,10 +80,8 @@ def all_to_all_bruck(peers: Peers, x: Array) -> Steps:
 
 def all_gather_bruck(peers: Peers, out: Pieces) -> Steps:
     """Every rank brings out[rank], and ends with all of out.
-
     Cost: ⌈log₂n⌉·α + (n-1)/n·V·β. Pieces are kept in the order rank, rank + 1, ... until the end,
-    so that what is sent is always in one stretch.
-    """
+    so that what is sent is always in one stretch."""
     n, rank, sizes = peers.size, peers.rank, out.sizes
     rotated = Pieces(namespace(out.flat).empty_like(out.flat), [*sizes[rank:], *sizes[:rank]])
     rotated[0][...] = out[rank]
@@ -105,12 +97,9 @@ def all_gather_bruck(peers: Peers, out: Pieces) -> Steps:
 
 def reduce_scatter_pairwise(peers: Peers, x: Pieces, out: Pieces, op: Reduction) -> Steps:
     """out[rank] = the reduction of every rank's x[rank], rounded to the dtype of x.
-
     Cost: (n-1)(α + V/n·(β + γ)), all in flight at once.
-
     What travels is what the ranks brought, so fp16 and bf16 travel in 16 bits, are summed in
-    float32 in the order of the ranks, and are rounded once.
-    """
+    float32 in the order of the ranks, and are rounded once."""
     n, rank, xp = peers.size, peers.rank, op.xp
     mine = x[rank]
     shares = [mine if r == rank else xp.empty_like(mine) for r in range(n)]
@@ -127,9 +116,7 @@ def reduce_scatter_pairwise(peers: Peers, x: Pieces, out: Pieces, op: Reduction)
 
 def all_gather_pairwise(peers: Peers, out: Pieces) -> Steps:
     """Every rank brings out[rank], and ends with all of out.
-
     Cost: (n-1)(α + V/n·β), all in flight at once: where ranks share cores, what counts is how often
-    one has to wait for another.
-    """
+    one has to wait for another."""
     rooms = [out[rank] for rank in range(peers.size)]
     yield from all_to_all_pairwise(peers, [rooms[peers.rank]] * peers.size, rooms)

@@ -22,12 +22,9 @@ from minitrain.cut import cut_sizes
 
 def all_reduce(peers: Peers, x: Array, out: Array, op: Reduction) -> Steps:
     """out = the reduction over all ranks of x.
-
     Cost, with m nodes of n ranks: inside 2(n-1)(α + V/n·β), between nodes 2(m-1)(α + V/(n·m)·β).
-
-    Where nodes have different numbers of ranks, x is cut for the smallest node; further ranks of
-    a larger one take part inside it only, with empty pieces.
-    """
+    Where nodes have different numbers of ranks, x is cut for the smallest node; further ranks of a
+    larger one take part inside it only, with empty pieces."""
     transport, nodes = peers.group.transport, defaultdict(list)
     for rank, place in enumerate(peers.ranks):
         nodes[transport.nodes[place]].append(rank)

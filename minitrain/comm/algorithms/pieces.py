@@ -10,9 +10,7 @@ from minitrain.array import Array
 
 class Pieces:
     """pieces[i] is the view of piece i; pieces.span(1, 3) that of pieces 1 and 2 side by side.
-
-    Pieces may be uneven, or empty. So nothing is ever padded, and no tail is left over.
-    """
+    Pieces may be uneven, or empty. So nothing is ever padded, and no tail is left over."""
 
     __slots__ = ("_starts", "flat", "sizes")
 

@@ -41,11 +41,8 @@ _core = lru_cache(maxsize=1024)(_Core)
 
 def all_reduce_doubling(peers: Peers, x: Array, out: Array, op: Reduction) -> Steps:
     """out = the reduction over all ranks of x: partners swap all that they have.
-
     Cost: log₂n·(α + V(β + γ)); with n no power of two one more message of V each way for a pair.
-
-    Both partners compute lower op higher, so that they go on with the same bits.
-    """
+    Both partners compute lower op higher, so that they go on with the same bits."""
     core, rank = _core(peers.rank, peers.size), peers.rank
     if core.sits_out:
         yield (peers.send(x, rank - 1),)
@@ -71,9 +68,7 @@ def all_reduce_doubling(peers: Peers, x: Array, out: Array, op: Reduction) -> St
 
 def reduce_scatter_halving(peers: Peers, x: Pieces, out: Pieces, op: Reduction) -> Steps:
     """out[rank] = the reduction of every rank's x[rank]; the rest of out is scratch.
-
-    Cost: as `halve`; with n no power of two also a piece for a pair.
-    """
+    Cost: as `halve`; with n no power of two also a piece for a pair."""
     core, rank = _core(peers.rank, peers.size), peers.rank
     yield from halve(peers, x, out, op)
     if core.stands_in:
@@ -84,9 +79,7 @@ def reduce_scatter_halving(peers: Peers, x: Pieces, out: Pieces, op: Reduction) 
 
 def all_gather_doubling(peers: Peers, out: Pieces) -> Steps:
     """Every rank brings out[rank], and ends with all of out.
-
-    Cost: as `double`; with n no power of two also a piece for a pair.
-    """
+    Cost: as `double`; with n no power of two also a piece for a pair."""
     core, rank = _core(peers.rank, peers.size), peers.rank
     if core.sits_out:
         yield (peers.send(out[rank], rank - 1),)
@@ -97,12 +90,9 @@ def all_gather_doubling(peers: Peers, out: Pieces) -> Steps:
 
 def halve(peers: Peers, x: Pieces, out: Pieces, op: Reduction) -> Steps:
     """Core rank c ends with the complete pieces that it stands for.
-
     Cost: log₂n·α + (n-1)/n·V(β + γ); with n no power of two also V for a pair.
-
     In each step a rank gives half of the pieces that it is still in charge of to its partner, for
-    the partner's share of the other half.
-    """
+    the partner's share of the other half."""
     core = _core(peers.rank, peers.size)
     have = x  # where this rank's partial results are: its input, until the first reduction
     if core.sits_out:
@@ -128,9 +118,7 @@ def halve(peers: Peers, x: Pieces, out: Pieces, op: Reduction) -> Steps:
 
 def double(peers: Peers, out: Pieces) -> Steps:
     """The way back: core rank c brings the pieces that it stands for; all ranks end with all.
-
-    Cost: log₂n·α + (n-1)/n·V·β; with n no power of two also V for a pair.
-    """
+    Cost: log₂n·α + (n-1)/n·V·β; with n no power of two also V for a pair."""
     core = _core(peers.rank, peers.size)
     if core.sits_out:
         yield (peers.receive(out.flat, peers.rank - 1),)
@@ -150,10 +138,8 @@ def double(peers: Peers, out: Pieces) -> Steps:
 
 def scan(peers: Peers, x: Array, op: Reduction) -> Steps:
     """The reduction of the lower ranks' x; None on rank 0, which has none.
-
     Cost: ⌈log₂n⌉·(α + V(β + 2γ)). After the step at distance d a rank's sum has grown to cover the
-    2d ranks up to itself.
-    """
+    2d ranks up to itself."""
     n, rank = peers.size, peers.rank
     before: Array | None = None
     through = x.copy()  # before, and x

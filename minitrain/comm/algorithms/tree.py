@@ -48,9 +48,7 @@ def broadcast(peers: Peers, x: Array | None, root: int, *, header: bool = False)
 
 def reduce(peers: Peers, x: Array, out: Array, op: Reduction, root: int) -> Steps:
     """On the root, out = the reduction over all ranks of x; elsewhere out is scratch.
-
-    Cost: ⌈log₂n⌉·(α + V(β + γ)). The tree of a broadcast, from the leaves to the root.
-    """
+    Cost: ⌈log₂n⌉·(α + V(β + γ)). The tree of a broadcast, from the leaves to the root."""
     n = peers.size
     here = (peers.rank - root) % n
     out[...] = x
@@ -66,19 +64,15 @@ def reduce(peers: Peers, x: Array, out: Array, op: Reduction, root: int) -> Step
 
 def all_reduce(peers: Peers, x: Array, out: Array, op: Reduction) -> Steps:
     """out = the reduction over all ranks of x: reduced to rank 0, which tells everybody.
-
-    Cost: ⌈log₂n⌉·(2α + V(2β + γ)).
-    """
+    Cost: ⌈log₂n⌉·(2α + V(2β + γ))."""
     yield from reduce(peers, x, out, op, 0)
     yield from broadcast(peers, out, 0)
 
 
 def broadcast_scatter(peers: Peers, x: Array, root: int) -> Steps:
     """Every rank returns the root's x: the root hands out pieces, a ring passes them on.
-
-    Cost: 2(n-1)α + 2(n-1)/n·V·β, for large V half of what a tree's root sends at n = 16.
-    Source: van de Geijn 1994, in Thakur et al., section 4.2.
-    """
+    Cost: 2(n-1)α + 2(n-1)/n·V·β, for large V half of what a tree's root sends at n = 16. Source:
+    van de Geijn 1994, in Thakur et al., section 4.2."""
     pieces = Pieces(x.reshape(-1), cut_sizes(x.size, peers.size))
     yield from direct.scatter(peers, pieces, root, room=pieces[peers.rank])
     yield from ring.all_gather(peers, pieces)
@@ -98,9 +92,7 @@ def reduce_scatter_gather(peers: Peers, x: Array, out: Array, op: Reduction, roo
 
 def barrier(peers: Peers) -> Steps:
     """Return once every rank has come here, by dissemination.
-
-    Cost: ⌈log₂n⌉·α. After step k a rank has heard, directly or not, from the 2^k ranks below it.
-    """
+    Cost: ⌈log₂n⌉·α. After step k a rank has heard, directly or not, from the 2^k ranks below it."""
     n, rank = peers.size, peers.rank
     nothing = np.empty(0, np.uint8)
     distance = 1

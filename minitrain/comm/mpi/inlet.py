@@ -39,22 +39,14 @@ class Inlet:
 
     def _combine_at_once(self, out: Array, address: Address, combine: Combine) -> bool:
         """Combine a message if all of it is there and is next: half of a small message's time.
-
-        One that fits a slot is no later chunk of another, which would not have begun in it.
-        """
+        One that fits a slot is no later chunk of another, which would not have begun in it."""
         lane, slot = self._lane, self._emptied % SLOTS
         head = lane.heads[slot]
         if head[0] != self._emptied + 1:
             return False
         lane.fence()  # the sender has written the rest of the head, too
-        if (
-            head[1] != address.channel
-            or head[2] != address.tag
-            or not head[3] == out.nbytes <= lane.size
-            or self._asked
-            or self._aside
-            or not isinstance(out, np.ndarray)
-        ):
+        if (head[1] != address.channel or head[2] != address.tag or self._asked or self._aside or
+            not head[3] == out.nbytes <= lane.size or not isinstance(out, np.ndarray)):  # fmt: skip
             return False
         combine(lane.rooms[out.dtype][slot][: out.size], out)
         lane.fence()
@@ -103,27 +95,18 @@ def _pop(messages: list[LaneReceive], channel: int, tag: int) -> LaneReceive | N
 class LaneReceive(MPIRequest):
     """A message on its way out of a lane, whether or not somebody has asked for it yet."""
 
-    __slots__ = ("_asked", "_combine", "_complete", "_data", "_inlet", "_like", "_room", "dtype",
-                 "taken", "total")  # fmt: skip
+    __slots__ = ("_asked", "_combine", "_data", "_like", "_room", "dtype", "step", "taken", "total")
 
     def __init__(self, inlet: Inlet, source: int, address: Address) -> None:
         super().__init__(source, address)
         self.taken = self.total = 0  # bytes
         self.dtype: Any = BYTE  # of the chunks that it takes
-        self._inlet = inlet
-        self._asked = self._complete = False
+        self.step = inlet.step
+        self._asked = False
         self._like: Array | None = None
         self._combine: Combine | None = None
         self._room: ReceiveBuffer | None = None
         self._data: Any = None  # where bytes are laid down; None: they are combined as they come
-
-    @property
-    def done(self) -> bool:
-        """Whether the message is here."""
-        while not self._complete:
-            if not self._inlet.step():
-                return False
-        return True
 
     def ask(self, source: int, out: Array | None, like: Array | None,
             combine: Combine | None) -> None:  # fmt: skip
@@ -157,7 +140,7 @@ class LaneReceive(MPIRequest):
             self._settle()
 
     def _settle(self) -> None:
-        self._complete = True
+        self.complete = True
         if self.array is None:
             self.decode(self._data, self._like)
         elif self.total != self.array.nbytes:

@@ -1,4 +1,4 @@
-"""Shared memory between the MPI ranks of a node: a lane of a few slots from each to each other.
+"""A node's MPI ranks: who they are, and the lane of shared memory from each to each other.
 
      sender  --> [ 4 | 5 | 2 | 3 ] -->  receiver      5 chunks so far are filled in, 3 are emptied
 
@@ -15,7 +15,7 @@ import platform
 import time
 from collections.abc import Callable, Container
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
@@ -23,6 +23,7 @@ from mpi4py import MPI
 from minitrain.comm.mpi.inlet import Inlet
 from minitrain.comm.mpi.outlet import LINE, SLOTS, LaneMemory, Outlet
 from minitrain.comm.mpi.requests import Address
+from minitrain.machine import core_numbers
 
 _LARGEST_SLOT = 1 << 18
 _ROOM = 1 << 22
@@ -36,6 +37,31 @@ _NAP = 0.0001
 _ORDERED = ("x86_64", "AMD64")
 """Processors on which the others see what a core writes in that order. (The C library's memcpy may
 use streaming stores, which have no order, but then ends with a fence of its own.)"""
+
+_MOST_CORES = 8192
+
+
+class Hosts(NamedTuple):
+    """Where ranks run: the node of each, as a number; how many run on this one; and how many cores
+    these may use together, whether or not the launcher binds them to some."""
+
+    nodes: list[int]
+    ranks: int
+    cores: int
+
+
+def find_hosts(comm: MPI.Comm, node: MPI.Comm) -> Hosts:
+    """Where the ranks of a communicator run; all of them call this, each with those of its node."""
+    lowest = np.array([comm.Get_rank()], np.int64)
+    node.Allreduce(MPI.IN_PLACE, lowest, MPI.MIN)  # the node's name: its lowest rank
+    mine = np.zeros(_MOST_CORES, np.uint8)
+    mine[sorted(core_numbers())] = 1
+    every = mine.copy()
+    node.Allreduce(MPI.IN_PLACE, every, MPI.BOR)
+    nodes = np.empty(comm.Get_size(), np.int64)
+    comm.Allgather(lowest, nodes)
+    ranks = int((nodes == lowest[0]).sum())
+    return Hosts([int(node) for node in nodes], ranks, int(every.sum()))
 
 
 class Lanes:

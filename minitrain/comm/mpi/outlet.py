@@ -20,10 +20,8 @@ BYTE = np.dtype(np.uint8)
 
 class LaneMemory:
     """The memory of one lane: its slots, and how many of their chunks the receiver has emptied.
-
     A slot's head has the chunk's number, counted from 1, written last; and the channel, tag and
-    bytes of its message, for the receiver of a first chunk.
-    """
+    bytes of its message, for the receiver of a first chunk."""
 
     def __init__(self, memory: Any, size: int, fence: Callable[[], None]) -> None:
         self.size = size
@@ -78,8 +76,7 @@ class Outlet:
             return False
         message.sent += chunk.size
         if message.sent == data.size:
-            self._waiting.popleft()
-            message.gone = True
+            self._waiting.popleft().complete = True
         return True
 
     def _fill(self, address: Address, total: int, chunk: Any) -> bool:
@@ -102,19 +99,10 @@ class Outlet:
 class LaneSend(MPIRequest):
     """A message on its way into a lane."""
 
-    __slots__ = ("_outlet", "data", "gone", "sent")
+    __slots__ = ("data", "sent", "step")
     verb = "send to"
 
     def __init__(self, outlet: Outlet, data: Any, dest: int, address: Address) -> None:
         super().__init__(dest, address)
-        self._outlet, self.data = outlet, data
+        self.data, self.step = data, outlet.step
         self.sent = 0  # elements that are in the slots, or were
-        self.gone = False  # whether all of them are
-
-    @property
-    def done(self) -> bool:
-        """Whether the sender may change its array; asking fills slots."""
-        while not self.gone:
-            if not self._outlet.step():
-                return False
-        return True

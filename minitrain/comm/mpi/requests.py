@@ -26,19 +26,26 @@ class Address(NamedTuple):
 class MPIRequest:
     """A message to or from a peer, which a report of a stall can name.
 
-    This one needs no waiting for: it is here, or on its way in memory of its own.
+    Attributes:
+        complete: nothing is left to do; so it begins if it is on its way in memory of its own.
+        step: moves it, or what is before it, along; False if nothing can be done right now.
     """
 
-    __slots__ = ("address", "array", "error", "peer")
+    __slots__ = ("address", "array", "complete", "error", "peer")
     verb = "receive from"
+    step: Callable[[], bool]
 
-    def __init__(self, peer: int, address: Address, array: Array = None) -> None:
-        self.peer, self.address, self.array = peer, address, array
+    def __init__(self, peer: int, address: Address, array: Array = None, *,
+                 complete: bool = False) -> None:  # fmt: skip
+        self.peer, self.address, self.array, self.complete = peer, address, array, complete
         self.error: Exception | None = None
 
     @property
     def done(self) -> bool:
         """Whether it has arrived, or left; asking is what moves it along."""
+        while not self.complete:
+            if not self.step():
+                return False
         return True
 
     def refuse(self, sent: str) -> None:
@@ -54,7 +61,7 @@ class MPIRequest:
             self.error = error
 
 
-DONE = MPIRequest(-1, Address(MPI.COMM_NULL, 0, 0))
+DONE = MPIRequest(-1, Address(MPI.COMM_NULL, 0, 0), complete=True)
 
 
 class SendRequest(MPIRequest):
@@ -70,7 +77,7 @@ class SendRequest(MPIRequest):
 
     @property
     def done(self) -> bool:
-        """Whether all parts have left."""
+        """Whether all parts have left; without a call of `step`, since small messages feel it."""
         requests = self._requests
         while requests:
             if not requests[-1].Test():
@@ -133,13 +140,9 @@ class ProbeRequest(MPIRequest):
         self._queue = queue
         queue.append(self)
 
-    @property
-    def done(self) -> bool:
-        """Whether the message is here."""
-        while self in self._queue:
-            if not self._queue[0]._part_is_here():
-                return False
-        return True
+    def step(self) -> bool:
+        """Whether another part is here of what comes next."""
+        return self._queue[0]._part_is_here()
 
     def _part_is_here(self) -> bool:
         if self._request is None:
@@ -154,7 +157,7 @@ class ProbeRequest(MPIRequest):
         if self._parts[-1].size < self._limit:
             data, *more = self._parts
             self.decode(np.concatenate(self._parts) if more else data, self._like)
-            self._queue.popleft()
+            self._queue.popleft().complete = True
         return True
 
 

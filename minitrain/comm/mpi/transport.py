@@ -16,13 +16,12 @@ from mpi4py import MPI
 from minitrain.array import Array
 from minitrain.comm import device
 from minitrain.comm.errors import CommError
-from minitrain.comm.mpi import requests, signature
-from minitrain.comm.mpi.abort import abort, report
-from minitrain.comm.mpi.hosts import Hosts
-from minitrain.comm.mpi.lanes import Lanes
-from minitrain.comm.mpi.options import MPIOptions
+from minitrain.comm.mpi import requests
+from minitrain.comm.mpi.job import abort, report
+from minitrain.comm.mpi.lanes import Hosts, Lanes
+from minitrain.comm.mpi.launch import MPIOptions
 from minitrain.comm.mpi.requests import DONE, Address, MPIRequest, any_complete
-from minitrain.comm.mpi.wire import as_bytes, flat, header_of
+from minitrain.comm.mpi.wire import as_bytes, checked, flat, header_of
 from minitrain.comm.operation import call_site
 from minitrain.comm.reduction import Combine
 from minitrain.comm.transport import Request, Transport
@@ -45,17 +44,15 @@ _offer_core: Callable[[], object] = getattr(os, "sched_yield", lambda: time.slee
 
 class MPITransport(Transport):
     """This process's end of an MPI communicator.
-
-    An MPI tag has too few bits for a channel's 63 (29 in MPICH), so channels are folded: three
-    bits choose one of several communicators, the rest go into the tag, beside eight bits of the
-    sequence number. Two channels that fold alike are refused, so no message can go astray.
-    """
+    An MPI tag has too few bits for a channel's 63 (29 in MPICH), so channels are folded: three bits
+    choose one of several communicators, the rest go into the tag, beside eight bits of the sequence
+    number. Two channels that fold alike are refused, so no message can go astray."""
 
     kind, header_word = "mpi", 8
 
     def __init__(self, comm: MPI.Intracomm, node: MPI.Intracomm, hosts: Hosts, options: MPIOptions):
         super().__init__(comm.Get_rank(), comm.Get_size(), hosts.nodes)
-        self.check = signature.checked if options.check_collectives else None
+        self.check = checked if options.check_collectives else None
         self.limit = options.limit
         self._options = options
         self._comms = [comm.Dup() for _ in range(_COMMS)]

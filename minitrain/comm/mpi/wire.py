@@ -8,15 +8,23 @@ a receiver that does not know the size finds the end, whether or not there is a 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from minitrain.array import Array, from_host, namespace
+from minitrain.array import Array, digest, from_host, namespace
+from minitrain.comm.algorithms.direct import all_gather_pairwise
+from minitrain.comm.algorithms.pieces import Pieces
+from minitrain.comm.errors import MismatchError
+from minitrain.comm.operation import Peers, Steps, call_site, mismatch
 from minitrain.comm.transport import DTYPES, shape_of
 
 _MAGIC = 0x6D696E69_74720000
+
+_LENGTH = 512
+"""Bytes in which a call and its place are told; a longer text is cut, so its digest goes first."""
 
 
 def flat(x: Array) -> Array:
@@ -44,12 +52,8 @@ def header_of(x: Array) -> Any:
 
 def decoded(data: Any, like: Array | None, source: int) -> Array:
     """The array that a message's bytes hold, which must look like `like` if that is given.
-
     The header is looked for first: a short array and its header may be as long as `like`.
-
-    Raises:
-        ValueError: it does not, or neither a header nor `like` tells its shape.
-    """
+    Raises ValueError if it does not, or if neither a header nor `like` tells its shape."""
     x = _by_header(data)
     if x is None:
         if like is not None and data.size == like.nbytes:
@@ -72,3 +76,23 @@ def _by_header(data: Any) -> Any:
         return None
     dtype, shape = DTYPES[number], data[end:-8].copy().view(np.int64).tolist()
     return data[:end].view(dtype).reshape(shape) if prod(shape) * dtype.itemsize == end else None
+
+
+def checked(peers: Peers, steps: Steps) -> Steps:
+    """steps, after all members have told each other the same call (--check-collectives; thread
+    ranks see each other's calls, and always compare them: `ThreadTransport.begin`).
+    Cost: (n-1)(α + 512β). Raises MismatchError on every rank that hears of a different call."""
+    call, site = peers.call, call_site()
+    told = replace(peers, op="check", algorithm="pairwise", purpose="control")
+    mark = f"{digest(call):x}"
+    texts = Pieces(np.empty(_LENGTH * peers.size, np.uint8), [_LENGTH] * peers.size)
+    text = f"{mark}\n{call}\n{site}".encode()[:_LENGTH].ljust(_LENGTH)
+    texts[peers.rank][...] = np.frombuffer(text, np.uint8)
+    yield from all_gather_pairwise(told, texts)
+    for rank in range(peers.size):
+        other, theirs, *where = texts[rank].tobytes().decode(errors="replace").rstrip().split("\n")
+        if other != mark:
+            there = where[0] if where else "a place too long to tell"
+            calls = (peers.rank, call, site), (rank, theirs, there)
+            raise MismatchError(mismatch(peers.group, *calls))
+    return (yield from steps)

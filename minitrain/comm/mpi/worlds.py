@@ -6,10 +6,8 @@ import atexit
 from functools import cache
 
 from minitrain.comm.group import Group
-from minitrain.comm.mpi.abort import install_abort_hook
-from minitrain.comm.mpi.launch import Launch, launched
-from minitrain.comm.mpi.library import check_cuda_aware, started_mpi
-from minitrain.comm.mpi.options import MPIOptions
+from minitrain.comm.mpi.job import check_cuda_aware, install_abort_hook, started_mpi
+from minitrain.comm.mpi.launch import MPIOptions, launched
 from minitrain.comm.threads import thread_world
 from minitrain.comm.transport import Transport
 from minitrain.machine import cores, set_blas_threads
@@ -20,11 +18,8 @@ def world(options: MPIOptions = MPIOptions()) -> Group:  # noqa: B008 - it is fr
 
     Under MPI this gives BLAS the node's cores divided by its ranks (unless OMP_NUM_THREADS is
     set), and makes an exception that nobody catches end the whole job, instead of leaving the
-    other ranks waiting.
-
-    Raises:
-        LauncherError: the launcher started several processes and the MPI library sees one, or it
-            cannot read GPU memory, which was asked of it.
+    other ranks waiting. Raises LauncherError if the launcher started several processes and the MPI
+    library sees one, or if that cannot read GPU memory, which was asked of it.
     """
     transport = _transport(options)
     return Group(transport, tuple(range(transport.size)))
@@ -36,14 +31,10 @@ def _transport(options: MPIOptions) -> Transport:
     launch = launched()
     if launch is None or launch.size == 1:
         return thread_world(1).ranks[0]
-    return _mpi(launch, options)
-
-
-def _mpi(launch: Launch, options: MPIOptions) -> Transport:
     mpi = started_mpi(launch)
     if options.cuda_aware:
         check_cuda_aware(mpi)
-    from minitrain.comm.mpi.hosts import find_hosts
+    from minitrain.comm.mpi.lanes import find_hosts
     from minitrain.comm.mpi.transport import MPITransport
 
     install_abort_hook()
