@@ -79,10 +79,7 @@ class Function:
     @classmethod
     def apply(cls, *inputs: Any, **options: Any) -> Tensor:
         """Run forward on the inputs, tensors or constants, and record it if a gradient is asked.
-
-        Raises:
-            ValueError: two tensors of different floating dtypes (nothing is promoted silently).
-        """
+        ValueError: two tensors of different floating dtypes (nothing is promoted silently)."""
         node = cls()
         node.sources = inputs
         out = node.forward(*_arrays(cls, inputs), **options)

@@ -81,7 +81,7 @@ class Group(Reductions, Movements):
         """Start to send x, as it is now."""
         self.check_rank(dest, "dest")
         peers = self._stream("send", tag, purpose)
-        header = header or self.transport.check_collectives  # so that the dtype is compared
+        header = header or self.transport.check is not None  # so that the dtype is compared
         return self._start(peers.send(sendable(x), dest, copy=True, header=header))
 
     def recv(self, source: int, like: Array | None = None, *, tag: int = 0) -> Array:

@@ -10,9 +10,8 @@ Equals serial because: the loss is Σ over tokens ÷ a number that all ranks kno
              would weigh a token more where a rank has fewer of them.
 Paper:       Li et al. 2020, "PyTorch distributed", section 3.2 (buckets and overlap)
 
-Nothing changes in the model. What is left to do is to cut the batch, and to divide by the right
-number, here; the sum of the gradients follows from their placement (partial over the data axes),
-as with every other strategy (reduce.py).
+What is left to do here is to cut the batch and to divide by the right number; the sum of the
+gradients follows from their placement (partial over the data axes), as everywhere (reduce.py).
 """
 
 from __future__ import annotations
@@ -74,9 +73,8 @@ class Shares:
     def of(self, batch: Batch, micro_batches: int | None = None) -> list[Part]:
         """The parts of a global batch that this rank computes, one for each micro-batch.
 
-        This is the one place where the loss is normalised: by a number that is known before the
-        first forward. From there on everything is a sum, over micro-batches and over ranks.
-
+        Here alone the loss is normalised, by a number that is known before the first forward. From
+        there on everything is a sum, over micro-batches and over ranks.
         BatchError: on all ranks alike, if one was not given what it computes, or another batch.
         """
         count = micro_batches or self.micro_batches
