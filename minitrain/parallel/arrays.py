@@ -58,7 +58,7 @@ def arrays_of(
         keeps_gradient=zero != 2,
     )
     other: Stepped = flat
-    if stepped != lives:
+    if stepped != lives or zero in (1, 2):  # a rank may own all that it has, or have nothing
         shapes = {name: piece.shape for name, piece in stepped.items()}
         # Of what lives here: all of it, or the flat piece that ZeRO adds.
         cuts = {

@@ -45,13 +45,20 @@ def check_declared(model: Any) -> None:
     """Refuse modules of which nobody knows how they are cut; nothing has been changed before.
 
     Raises:
-        LayoutError: the path and class of the first one.
+        LayoutError: the path and class of the first one, or of one that stands at two places.
     """
     cut_paths: list[str] = []
     core_dropouts: list[Any] = []
+    paths: dict[int, str] = {}
     for path, module in model.modules():
         kind = kind_of(type(module))
         where = f"the module at {path}" if path else "the model"
+        first = paths.setdefault(id(module), path)
+        if first != path and any(kind_of(type(part)) in CUTS for _, part in module.modules()):
+            raise LayoutError(
+                f"{where} is the one at {first} again, and would be cut twice by tensor "
+                "parallelism; give each place a module of its own, or take a layout without tp"
+            )
         if kind is None:
             raise LayoutError(
                 f"{where} is a {type(module).__qualname__}, of which no table says how tensor "

@@ -28,6 +28,11 @@ class Plan(NamedTuple):
     sums: tuple[tuple[tuple[str, tuple[int, ...]], ...], ...]
     chunks: frozenset[int]
 
+    @property
+    def tied(self) -> bool:
+        """Whether stages share them, each with chunks, and other parameters, of its own."""
+        return any(axis == "pp" for peers in self.sums for axis, _ in peers)
+
 
 def plan_of(entry: Entry, mesh: Mesh, chunks: frozenset[int]) -> Plan | None:
     """The plan of a parameter on this rank; None if it is frozen. The data axes are one group, so

@@ -10,7 +10,8 @@ Summed, never averaged: the loss is divided once, before the backward. Parameter
 share buckets; a bucket is only a message (Li et al. 2020, "PyTorch distributed", section 3.2), laid
 out rank by rank, then name by name. All ranks of a group start their buckets in one order: that of
 the flat arrays. So a bucket waits for those before it, and no rank-local accident, such as a
-parameter that one rank did not use, can change the order.
+parameter that one rank did not use, can change the order. What stages share is in other company
+on each of them: it travels alone, and its last sums are made in the order of the table.
 """
 
 from __future__ import annotations
@@ -110,8 +111,10 @@ class Reducer:
             Bucket(names, plan, self)
             for plan, alike in groupby(lives.spans, plans.__getitem__)
             if plan is not None
-            for names in buckets(lives, list(alike), nbytes)
+            for names in buckets(lives, list(alike), 1 if plan.tied else nbytes)
         ]
+        place = {name: number for number, name in enumerate(table)}
+        self.in_order = sorted(self.buckets, key=lambda bucket: place[bucket.names[0]])
         # Where no gradient is kept between passes, each pass sends what it has.
         self.every_pass = lives.gradient is None
         self.begin()
@@ -175,7 +178,7 @@ class Reducer:
         """Start what is left and wait for everything: the gradients are the global sums."""
         if not self.every_pass:
             self._complete()
-        for bucket in self.buckets:
+        for bucket in self.in_order:
             bucket.finish()
 
     def _complete(self) -> None:
