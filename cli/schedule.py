@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import sys
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from minitrain.schedules import Schedule, Timeline
 
 USAGE = 2
+MOST = 1 << 22  # stages times micro-batches: 2,097,152 take 5 seconds and 130 MB
 # On what a kind's letters stand in colour: F, B, I, W.
 STYLES = ("black on #fbe08a", "white on #3b2f6b", "black on #6cc3b0", "white on #2f7f9e")
 LATER = " italic underline"  # of a chunk behind the first
@@ -39,12 +41,21 @@ class TimesType(click.ParamType):  # type: ignore[type-arg,unused-ignore]
             numbers = [float(word) for word in value.split(",")]
         except ValueError:
             numbers = []
-        if len(numbers) not in (3, 4) or not all(0 <= n < float("inf") for n in numbers):
-            self.fail(f"{value!r} is not F,B,W,T: three or four numbers of at least 0, as in 1,1,1")
+        # Beyond these, sums of times would overflow, or differences vanish.
+        if len(numbers) not in (3, 4) or not all(n == 0 or 1e-9 <= n <= 1e9 for n in numbers):
+            self.fail(f"{value!r} is not F,B,W,T: three or four numbers that are 0 or from 1e-9 to "
+                      "1e9, as in 1,1,1")  # fmt: skip
         f, b, w, *t = numbers
         if f + b + w == 0:
             self.fail(f"{value!r} has no time for anything; give F, B or W more than 0")
         return f, b, w, t[0] if t else 0.0
+
+
+def _number(ctx: click.Context, option: click.Parameter, value: float | None) -> float | None:
+    """Refuse NaN, which is outside of no range."""
+    if value is not None and math.isnan(value):
+        raise click.BadParameter("nan is not a number", ctx, option)
+    return value
 
 
 @click.command()
@@ -54,14 +65,16 @@ class TimesType(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 @click.option("--chunks", type=click.IntRange(1), help="Pieces of the model on each rank.")
 @click.option("--times", type=TimesType(), default=(1.0, 1.0, 1.0, 0.0), metavar="F,B,W,T",
               help="Forward, backward for inputs, for weights, transfer. [1,1,1,0]")  # fmt: skip
-@click.option("--memory", type=click.FloatRange(1), metavar="LIMIT",
+@click.option("--memory", type=click.FloatRange(1), metavar="LIMIT", callback=_number,
               help="Micro-batches a rank can hold: zb-auto keeps to it, others are held against it."
                    " [pp]")  # fmt: skip
-@click.option("--kept", type=click.FloatRange(0, 1), default=1.0, metavar="SHARE",
+@click.option("--kept", type=click.FloatRange(0, 1), default=1.0, metavar="SHARE", callback=_number,
               help="How much of a micro-batch's memory waits for W, of 1. [1]")  # fmt: skip
 @click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), help="Draw into this file.")
 @click.option("--png", type=click.Path(dir_okay=False, path_type=Path), help="Draw into this file.")
-@click.option("--width", type=click.IntRange(40), help="Columns of the picture. [the terminal's]")
+@click.option(
+    "--width", type=click.IntRange(40, 10_000), help="Columns of the picture. [the terminal's]"
+)
 @click.option("--json", "as_json", is_flag=True, help="The figures as one JSON value, no picture.")
 def schedule(names: tuple[str, ...], pp: int, micro_batches: int, as_json: bool,
              **options: Any) -> int:  # fmt: skip
@@ -71,6 +84,11 @@ def schedule(names: tuple[str, ...], pp: int, micro_batches: int, as_json: bool,
     which is searched for the times and the memory. A whole backward takes B + W. Times are those of
     a rank's whole part of the model; memory is in micro-batches of it.
     """
+    if pp * micro_batches > MOST:
+        raise UserError(
+            f"--pp {pp} × --micro-batches {micro_batches} is more than {MOST:,} passes, which "
+            "would take minutes and gigabytes; give smaller numbers"
+        )
     timelines = [_timeline(name, pp, micro_batches, options) for name in names]
     rows = [_row(timeline, options) for timeline in timelines]
     try:

@@ -27,6 +27,7 @@ DEFAULT = (
     *("shard2,zero1", "shard2,zero2", "shard3,zero2,owner", "dp2,shard2,zero3"),
     *("pp2", "pp2,interleaved", "pp3,zb-h1", "pp2,zb-v", "dp2,pp2,tp2,sp"),
 )
+MOST_RANKS = 256  # threads of this process
 EQUAL, DIFFERENT, USAGE, BROKEN = range(4)
 
 
@@ -115,6 +116,11 @@ def _tasks(
     tasks = []
     for ranks in chosen:
         count = micro_batches or micro_batches_of(ranks.layout)
+        if ranks.layout.size > MOST_RANKS:
+            raise LayoutError(
+                f"{ranks.layout} has {ranks.layout.size:,} ranks; verify runs at most "
+                f"{MOST_RANKS}, and what goes wrong shows on few: give a smaller layout"
+            )
         check_layout(ranks.layout, FAMILIES[family], micro_batches=count)
         tasks.append(Task(FAMILIES[family], steps=steps, micro_batches=count, seed=seed))
     return tasks

@@ -63,7 +63,7 @@ def test_short_help_and_a_line_for_each_command(command: str) -> None:
     [
         (["trian"], "no such command 'trian'; did you mean train?"),
         (["zzz"], "no such command 'zzz'; there are train, verify, "),
-        (["train", "--stesp", "3"], "Did you mean one of: '--sp', '--steps'"),
+        (["train", "--stesp", "3"], "'--steps', '--tp'"),
         (["train", "--layuot", "dp2"], "--layout"),
         (["verify", "--stepz", "3"], "--steps"),
         (["doctor", "--jsno"], "--json"),

@@ -107,6 +107,10 @@ def test_a_sharded_run_says_what_it_holds_and_goes_on_with_other_shards(folder: 
     refused = invoke(*SMALL, "--freeze", "embeding.*")
     assert refused.exit_code == 2
     assert "no parameter is called 'embeding.*'; there are embedding." in refused.stderr
+    for empty in (",", "embedding.*,"):
+        refused = invoke(*SMALL, "--freeze", empty)
+        assert refused.exit_code == 2
+        assert "no parameter is called ''" in refused.stderr
 
 
 def test_precedence_is_flag_set_config_preset(folder: Path) -> None:

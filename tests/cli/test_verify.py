@@ -117,6 +117,8 @@ def test_an_infinite_error_is_a_number_in_json(monkeypatch: pytest.MonkeyPatch) 
         (["--fault", "norm-of-copy"], "did you mean norm-of-copies?"),
         (["dp2", "--steps", "0"], "0 is not in the range x>=1"),
         (["dp1", "dp2", "--backend", "mpi"], "--backend mpi verifies one layout at a time"),
+        (["dp99999999999999999999"], "verify runs at most 256"),
+        (["dp1000"], "dp1000 has 1,000 ranks; verify runs at most 256"),
         (["tp16"], "attention heads cannot be cut into 16"),
     ],
 )

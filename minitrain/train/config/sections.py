@@ -98,7 +98,7 @@ class OptimizerSection:
     @property
     def frozen_patterns(self) -> tuple[str, ...]:
         """The patterns of `frozen`."""
-        return tuple(pattern.strip() for pattern in (self.frozen or "").split(",") if pattern)
+        return tuple(pattern.strip() for pattern in self.frozen.split(",")) if self.frozen else ()
 
 
 @dataclass(frozen=True)
