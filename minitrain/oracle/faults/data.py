@@ -5,6 +5,7 @@ Each function takes what stands at its seam and returns what is planted there.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -59,29 +60,36 @@ def rank_not_reduced(start: Any) -> Any:
     return planted
 
 
-def parameter_skipped(finish: Any) -> Any:
+def parameter_skipped(put: Any) -> Any:
     """A parameter that the reduction does not see: NuMPItron's nested ones."""
-    return lambda reducer: _kept(
-        finish, reducer, [next(n for n in reversed(reducer.lives.spans) if "mlp.up.weight" in n)]
-    )
+
+    def skipped(flat: Flat, names: list[str]) -> list[str]:
+        one = next(name for name in reversed(flat.spans) if "mlp.up.weight" in name)
+        return [name for name in names if name == one]
+
+    return _kept(put, skipped)
 
 
-def result_lost(finish: Any) -> Any:
+def result_lost(put: Any) -> Any:
     """The gradient is read where the reduction did not write: DeepSpeed #6351."""
-    return lambda reducer: _kept(finish, reducer, list(reducer.stepped.spans))
+    return lambda *_, **__: None
 
 
-def last_bucket_late(finish: Any) -> Any:
+def last_bucket_late(put: Any) -> Any:
     """The last bucket is read before its reduction has finished: DeepSpeed #5059."""
-    return lambda reducer: _kept(finish, reducer, reducer.buckets[-1].own)
+    return _kept(put, lambda flat, names: names if list(flat.spans)[-1] in names else [])
 
 
-def _kept(finish: Any, reducer: Reducer, names: list[str]) -> None:
-    """The reduction, but for some parameters, whose gradient stays this rank's own."""
-    mine = {name: reducer.stepped.grad(name).copy() for name in names}
-    finish(reducer)
-    for name, grad in mine.items():
-        reducer.stepped.grad(name)[...] = grad
+def _kept(put: Any, which: Callable[[Flat, list[str]], list[str]]) -> Any:
+    """The sums are put where they belong, but for some, whose gradient stays this rank's own."""
+
+    def planted(flat: Flat, names: list[str], total: Any, **options: Any) -> None:
+        mine = {name: flat.grad(name).copy() for name in which(flat, names)}
+        put(flat, names, total, **options)
+        for name, grad in mine.items():
+            flat.grad(name)[...] = grad
+
+    return planted
 
 
 def weights_reduced(finish: Any) -> Any:
