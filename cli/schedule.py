@@ -15,6 +15,7 @@ import click
 from minitrain.errors import UserError
 from minitrain.layout import SCHEDULES, did_you_mean
 
+from .arguments import given
 from .main import fail
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def _number(ctx: click.Context, option: click.Parameter, value: float | None) ->
 
 
 @click.command()
-@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.argument("names", type=given, nargs=-1, required=True, metavar="NAME...")
 @click.option("--pp", type=click.IntRange(1), default=4, help="Stages: ranks in the pipeline. [4]")
 @click.option("--micro-batches", type=click.IntRange(1), default=8, help="Parts of a batch. [8]")
 @click.option("--chunks", type=click.IntRange(1), help="Pieces of the model on each rank.")

@@ -99,6 +99,7 @@ class Stepper:
             raise TrainingError(self._diagnosis(batch.step + 1, loss, norm))
         return StepResult(loss, tokens, lr, norm, scale)
 
+    @np.errstate(over="ignore", invalid="ignore")  # no checkpoint is made of what is not finite
     def apply(self, result: StepResult) -> None:
         """The second half: clip, and step what this rank steps."""
         self.updates += 1
@@ -115,7 +116,6 @@ class Stepper:
             )
         self.model.publish()
 
-    @np.errstate(over="ignore", invalid="ignore")  # no checkpoint is made of what is not finite
     def _overflows(self, scale: LossScale, step: int) -> bool:
         """Whether this step is to be skipped, on all ranks alike; the loss scale takes note."""
         culprit = self.model.first_not_finite()

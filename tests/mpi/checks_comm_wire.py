@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from minitrain.comm import Group
+from minitrain.comm.mpi import wire
 from minitrain.comm.mpi.outlet import Outlet
 from minitrain.comm.mpi.requests import SendRequest
 
@@ -48,7 +49,7 @@ def check_messages_of_another_dtype_are_told_when_asked(group: Group) -> None:
     """Of as many bytes: nothing else would tell; a header does, which --check-collectives adds."""
     if group.size < 2:
         return
-    group.transport.check_collectives = True
+    group.transport.check = wire.checked
     try:
         if group.rank == 0:
             group.send(np.ones(2), 1, header=False)
@@ -56,4 +57,4 @@ def check_messages_of_another_dtype_are_told_when_asked(group: Group) -> None:
             with pytest.raises(ValueError, match=r"expected int64 \(2,\) from rank 0"):
                 group.recv(0, np.ones(2, np.int64))
     finally:
-        group.transport.check_collectives = False
+        group.transport.check = None
