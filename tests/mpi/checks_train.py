@@ -37,7 +37,7 @@ def check_a_pipeline_equals_one_device(group: Group) -> None:
     layout = Layout(pp=group.size, schedule="zb-h1" if group.size > 1 else None)
     if group.size == 4:
         layout = Layout(dp=2, pp=2, schedule="interleaved")
-    task = Task(GPTConfig(vocab=11, context=7, layers=2, heads=2, width=8, dropout=0.2),
+    task = Task(GPTConfig(vocab=11, context=7, layers=3, heads=2, width=8, dropout=0.2),
                 steps=2, batch=6, micro_batches=3, bucket=256)  # fmt: skip
     found = gather_rows(group, verify_rank(group, layout, task, task.reference()))
     assert not [str(row) for row in found if not row.ok]
