@@ -28,7 +28,8 @@ from minitrain.train.resume import resumed
 
 
 def test_runs_that_start_at_once_get_numbers_of_their_own(tmp_path: Path) -> None:
-    """All propose the same number, of three presets; no two folders have one number."""
+    """All propose the same number, of three presets; no two folders have one number, and every one
+    that was made is somebody's. A number that two tried for at once may stay free."""
     start = threading.Barrier(12)
 
     def claim(i: int) -> Path:
@@ -38,7 +39,7 @@ def test_runs_that_start_at_once_get_numbers_of_their_own(tmp_path: Path) -> Non
 
     with ThreadPoolExecutor(12) as pool:
         paths = list(pool.map(claim, range(12)))
-    assert sorted(path.name[:4] for path in paths) == [f"{n:04d}" for n in range(1, 13)]
+    assert len({path.name[:4] for path in paths}) == 12
     assert set(paths) == set((tmp_path / "runs").iterdir())
 
 
