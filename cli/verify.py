@@ -131,12 +131,12 @@ def _judge(
 ) -> tuple[dict[str, Any], int]:
     """One layout held against the reference and the verdict printed; as JSON, and as a status."""
     from minitrain.oracle.faults import planted
-    from minitrain.oracle.verify import Report
+    from minitrain.oracle.verify import concluded
 
     try:
         with planted(fault):
             rows = ranks.run(_rank, ranks.layout, task, reference, xp, largest=0, synchronous=True)
-            report = Report(str(ranks.layout), rows)
+        report = concluded(rows, ranks.layout, task, reference)
     except LauncherError:
         raise
     except Exception as error:  # whatever it is: a crash is a verdict too
@@ -149,7 +149,7 @@ def _judge(
 def _rank(group: Group, layout: Layout, task: Task, reference: dict[str, Trace], xp: Any) -> Any:
     from minitrain.oracle.verify import gather_rows, verify_rank
 
-    return gather_rows(group, verify_rank(group, layout, task, reference, xp))
+    return gather_rows(group, verify_rank(group, layout, task, reference, xp), reference)
 
 
 def _broken(ranks: Ranks, error: Exception) -> dict[str, Any]:
