@@ -144,6 +144,7 @@ def _start(
     """The configuration of a run and its folder; of one that goes on also the checkpoint to start
     from, and what differs from before."""
     from minitrain.train import folder
+    from minitrain.train.config.resolve import preset_called
     from minitrain.train.resume import absolute, resumed
 
     at = folder.RunFolder(Path(run_dir)) if run_dir else None
@@ -156,7 +157,7 @@ def _start(
         config, start, notes = resumed(at, given.sets, given.flags)
         return config, at, start, notes
     config = absolute(given.resolve())
-    at = at or folder.next_free(given.preset or "cpu")
+    at = at or folder.next_free(preset_called(given.preset))
     at.check_free()
     return config, at, None, []
 

@@ -50,7 +50,7 @@ def optimizer_of(section: OptimizerSection) -> Optimizer:
 def schedule_of(config: RunConfig) -> Schedule:
     """The learning rate by update."""
     section = config.optimizer
-    return Schedule(section.lr, config.run.steps, section.warmup, section.min_lr, section.schedule)
+    return Schedule(section.lr, config.run.steps, section.warmup, section.last_lr, section.schedule)
 
 
 def stepper_of(

@@ -70,6 +70,6 @@ def find(path: Path | None) -> Path:
     if found is None:
         raise CheckpointError(
             f"{run.path} is neither a checkpoint nor a run that has one; give a folder such as "
-            "runs/0001-cpu or runs/0001-cpu/checkpoints/step-002000"
+            "runs/0001-small or runs/0001-small/checkpoints/step-002000"
         )
     return found

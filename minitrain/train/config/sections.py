@@ -78,8 +78,8 @@ class OptimizerSection:
 
     name: Literal["adamw", "sgd"] = _option("adamw", "which optimizer", flag="optimizer")
     lr: Positive = _option(1e-3, "peak learning rate")
-    min_lr: NotNegative = _option(
-        1e-4, "learning rate at the last step; a constant one stays at lr"
+    min_lr: NotNegative | None = _option(
+        None, "learning rate at the last step; none: a tenth of lr; a constant one stays at lr"
     )
     warmup: Natural = _option(100, "steps over which the learning rate rises to its peak")
     schedule: Literal["cosine", "linear", "constant", "wsd"] = _option(
@@ -94,6 +94,11 @@ class OptimizerSection:
     frozen: Text | None = _option(
         None, "parameters that are not trained, such as embedding.*,blocks.0.*", flag="freeze"
     )
+
+    @property
+    def last_lr(self) -> float:
+        """The learning rate at the last step of a schedule that falls."""
+        return self.lr / 10 if self.min_lr is None else self.min_lr
 
     @property
     def frozen_patterns(self) -> tuple[str, ...]:
@@ -127,7 +132,7 @@ class RunSection:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """All options of a run, in sections. The defaults are the preset `cpu`."""
+    """All options of a run, in sections. The defaults are the preset `small`."""
 
     model: ModelSection = ModelSection()
     data: DataSection = DataSection()
