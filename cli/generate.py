@@ -10,16 +10,20 @@ from typing import Any
 
 import click
 
-from .arguments import check_here, given
+from .arguments import check_here, given_path
+from .groups import GroupedCommand
 from .memory import memory_for
 from .output import tell
 from .ranks import device_option
 
 
-@click.command()
-@click.argument("checkpoint", type=given, required=False)
+@click.command(cls=GroupedCommand)
+@click.argument("checkpoint", type=given_path, required=False)
 @click.option(
-    "--run-dir", type=given, metavar="DIR", help="Take this run's newest checkpoint. [newest run]"
+    "--run-dir",
+    type=given_path,
+    metavar="DIR",
+    help="Take this run's newest checkpoint. [newest run]",
 )
 @click.option("--prompt", default="", metavar="TEXT", help="What the text goes on from. [nothing]")
 @click.option("--tokens", type=click.IntRange(1), default=200, help="How many to write. [200]")

@@ -115,7 +115,14 @@ def _end(words: str, status: int) -> NoReturn:
     raise leave
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=Commands,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(package_name="minitrain", message="minitrain %(version)s")
-def main() -> None:
+@click.pass_context
+def main(ctx: click.Context) -> None:
     """Train transformers under every parallel strategy, and prove each equal to one device."""
+    if ctx.invoked_subcommand is None:
+        output.tell(ctx.get_help())

@@ -9,11 +9,14 @@ from typing import Any, NamedTuple
 import click
 
 from minitrain.train.config.option import NONE, Option
-from minitrain.train.config.resolve import PRESETS, resolve
+from minitrain.train.config.resolve import DEFAULT, PRESETS, resolve
 from minitrain.train.config.sections import OPTIONS, RunConfig
 
-from .arguments import given
+from .arguments import Given, given_path
+from .groups import GroupedOption
 
+_PATHS = ("data.path", "data.tokenizer")
+_GROUPS = {"data": "text", "loss": "optimizer"}
 _METAVARS = {int: "INTEGER", float: "NUMBER", str: "TEXT"}
 
 
@@ -53,13 +56,18 @@ def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     decorators: list[Callable[[Any], Any]] = [
         click.option(
-            "--preset", type=click.Choice(list(PRESETS)), help="Where the defaults come from. [cpu]"
+            "--preset",
+            type=Given(choices=lambda: PRESETS),
+            metavar=f"[{'|'.join(PRESETS)}]",
+            help=f"Where the defaults come from. [{DEFAULT}]",
         ),
-        click.option("--config", type=given, metavar="FILE", help="Read options from a TOML file."),
+        click.option(
+            "--config", type=given_path, metavar="FILE", help="Read options from a TOML file."
+        ),
         click.option(
             "--set",
             "set_",
-            type=given,
+            type=Given(choices=lambda: (f"{key}=" for key in OPTIONS)),
             multiple=True,
             metavar="KEY=VALUE",
             help="Such as optimizer.lr=1e-4.",
@@ -77,7 +85,16 @@ def _click_option(option: Option) -> Callable[[Callable[..., Any]], Callable[...
     metavar = f"[{'|'.join(option.choices)}]" if option.choices else _METAVARS[option.kind]
     name = "--" + option.flag.replace("_", "-")
     summary = f"{option.help[0].upper()}{option.help[1:]}. [{_defaults(option)}]"
-    return click.option(name, option.flag, type=given, metavar=metavar, help=summary)
+    files = option.key in _PATHS
+    return click.option(
+        name,
+        option.flag,
+        cls=GroupedOption,
+        group=_GROUPS.get(option.section, option.section),
+        type=Given(files, lambda: option.choices),
+        metavar=metavar,
+        help=summary,
+    )
 
 
 def _defaults(option: Option) -> str:

@@ -17,6 +17,7 @@ from minitrain.comm.mpi.launch import MPIOptions, launched, mpiexec_command
 from minitrain.layout import AXES, Layout, LayoutError
 
 from .arguments import given
+from .groups import GroupedOption
 
 if TYPE_CHECKING:
     from minitrain.comm.group import Group
@@ -160,16 +161,19 @@ def _added(
     return command
 
 
+_layout = functools.partial(click.option, cls=GroupedOption, group="layout")
+_mpi = functools.partial(click.option, cls=GroupedOption, group="mpi")
+
 _LAYOUT_OPTIONS = (
-    click.option("--layout", type=given, metavar="WORDS", help="Such as dp2 or dp2,tp2,sp. [dpN]"),
+    _layout("--layout", type=given, metavar="WORDS", help="Such as dp2 or dp2,tp2,sp. [dpN]"),
     *[
-        click.option(f"--{axis}", type=click.IntRange(1), help=f"The same as {axis}N in --layout.")
+        _layout(f"--{axis}", type=click.IntRange(1), help=f"The same as {axis}N in --layout.")
         for axis in _SIZES
     ],
-    click.option("--sp", is_flag=True, help="The same as sp in --layout."),
+    _layout("--sp", is_flag=True, help="The same as sp in --layout."),
 )
 
-device_option = click.option(
+device_option = _layout(
     "--device",
     type=click.Choice(["cpu", "gpu"]),
     default="cpu",
@@ -177,33 +181,31 @@ device_option = click.option(
 )
 
 _REQUEST_OPTIONS = (
-    click.option(
-        "-n", "--ranks", "n", type=click.IntRange(1), help="How many ranks. [the layout's]"
-    ),
-    click.option(
+    _layout("-n", "--ranks", "n", type=click.IntRange(1), help="How many ranks. [the layout's]"),
+    _layout(
         "--backend",
         type=click.Choice(["threads", "mpi"]),
         help="What ranks are: threads, or processes under mpiexec. [threads]",
     ),
     device_option,
-    click.option(
+    _mpi(
         "--stall-timeout",
         type=click.FloatRange(0),
         default=30.0,
         help="Seconds after which an MPI rank that waits says for what; 0: never. [30]",
     ),
-    click.option("--stall-abort", is_flag=True, help="End the job then."),
-    click.option(
+    _mpi("--stall-abort", is_flag=True, help="End the job then."),
+    _mpi(
         "--check-collectives",
         is_flag=True,
         help="MPI ranks compare their calls before each collective.",
     ),
-    click.option(
+    _mpi(
         "--cuda-aware",
         is_flag=True,
         help="MPI reads GPU memory itself; otherwise messages pass through the host's.",
     ),
-    click.option(
+    _mpi(
         "--no-shared-memory",
         is_flag=True,
         help="MPI brings messages within a node too, not memory that its ranks share.",

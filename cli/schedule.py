@@ -15,7 +15,7 @@ import click
 from minitrain.errors import UserError
 from minitrain.layout import SCHEDULES, did_you_mean
 
-from .arguments import given
+from .arguments import Given
 from .main import fail
 
 if TYPE_CHECKING:
@@ -60,7 +60,9 @@ def _number(ctx: click.Context, option: click.Parameter, value: float | None) ->
 
 
 @click.command()
-@click.argument("names", type=given, nargs=-1, required=True, metavar="NAME...")
+@click.argument(
+    "names", type=Given(choices=lambda: SCHEDULES), nargs=-1, required=True, metavar="NAME..."
+)
 @click.option("--pp", type=click.IntRange(1), default=4, help="Stages: ranks in the pipeline. [4]")
 @click.option("--micro-batches", type=click.IntRange(1), default=8, help="Parts of a batch. [8]")
 @click.option("--chunks", type=click.IntRange(1), help="Pieces of the model on each rank.")

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .arguments import check_here, given
+from .arguments import check_here, given_path
+from .groups import GroupedCommand
 from .introduction import idle_stages, introduction
 from .main import fail
 from .memory import MemorySizeError, check_fits, memory_for, memory_of
@@ -29,9 +30,9 @@ if TYPE_CHECKING:
     from minitrain.train.loop import Outcome, Run, Stop
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @click.option(
-    "--run-dir", type=given, metavar="DIR", help="Where the run is kept. [runs/NNNN-PRESET]"
+    "--run-dir", type=given_path, metavar="DIR", help="Where the run is kept. [runs/NNNN-PRESET]"
 )
 @click.option("--resume", is_flag=True, help="Go on with the run in --run-dir, or the newest one.")
 @click.option("--json", "as_json", is_flag=True, help="End with the results as one JSON value.")

@@ -14,7 +14,8 @@ from minitrain.comm.errors import LauncherError
 from minitrain.layout import Layout, LayoutError
 
 from . import faults
-from .arguments import given
+from .arguments import Given, given
+from .groups import GroupedCommand
 from .main import fault as fault_words
 from .output import complain, tell
 from .ranks import RankRequest, Ranks, read_ranks, request_options
@@ -35,7 +36,7 @@ MOST_RANKS = 256  # threads of this process
 EQUAL, DIFFERENT, USAGE, BROKEN = range(4)
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @click.argument("layouts", type=given, nargs=-1, metavar="[LAYOUT]...")
 @click.option(
     "--layout",
@@ -64,7 +65,12 @@ EQUAL, DIFFERENT, USAGE, BROKEN = range(4)
     metavar="N",
     help="N layouts of up to 8 ranks, drawn by --seed.",
 )
-@click.option("--fault", type=given, metavar="NAME", help="Plant a known fault, to see it found.")
+@click.option(
+    "--fault",
+    type=Given(choices=faults.names),
+    metavar="NAME",
+    help="Plant a known fault, to see it found.",
+)
 @click.option("--all-faults", is_flag=True, help="Plant each known fault where it acts.")
 @click.option("--list-faults", is_flag=True, help="Tell each known fault's story, and end.")
 @click.option("--json", "as_json", is_flag=True, help="End with the results as one JSON value.")

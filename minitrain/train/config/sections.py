@@ -53,7 +53,8 @@ class DataSection:
         flag="data",
     )
     tokenizer: Text = _option(
-        "byte", "byte, bpe:SIZE to train one, ids:SIZE for a .bin file, or a tokenizer.json"
+        "byte",
+        "what makes tokens: byte, bpe:SIZE to train one, ids:SIZE for a .bin file, or a tokenizer.json",
     )
     batch: Size = _option(12, "sequences of a step, over all ranks, drawn with replacement")
     micro_batches: Size = _option(1, "parts of the batch, computed one after the other")
