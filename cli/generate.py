@@ -14,7 +14,7 @@ from .arguments import check_here, given_path
 from .groups import GroupedCommand
 from .memory import memory_for
 from .output import tell
-from .ranks import device_option
+from .rank_options import device_option
 
 
 @click.command(cls=GroupedCommand)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     "--run-dir", type=given_path, metavar="DIR", help="Where the run is kept. [runs/NNNN-PRESET]"
 )
 @click.option("--resume", is_flag=True, help="Go on with the run in --run-dir, or the newest one.")
-@click.option("--json", "as_json", is_flag=True, help="End with the results as one JSON value.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON value; words go to stderr.")
 @rank_options
 @config_options
 def train(
@@ -52,10 +52,11 @@ def train(
     """
     check_here()
     run = _prepare(given, ranks, run_dir, resume)
+    ranks = ranks._replace(layout=run.layout)
     ranks.launch()
     outcome = _run(ranks, run)
     if ranks.first:
-        _report(run, outcome, as_json)
+        _report(run, ranks, outcome, as_json)
     return 128 + outcome.stopped if outcome.stopped else 0
 
 
@@ -85,6 +86,7 @@ def _largest_product(run: Run) -> float:
 def _prepare(given: ConfigSources, ranks: Ranks, run_dir: str | None, resume: bool) -> Run:
     """Everything that can be refused, before anything is written or sent."""
     from minitrain.array import keep_memory
+    from minitrain.layout import Layout
     from minitrain.machine import cores
     from minitrain.parallel.table import check_layout
     from minitrain.train.build import sizes_of
@@ -99,6 +101,8 @@ def _prepare(given: ConfigSources, ranks: Ranks, run_dir: str | None, resume: bo
     xp = ranks.array_module()
     _check_readable_by_all(ranks, given.file)
     config, at, start, notes = _start(given, run_dir, resume)
+    if start:
+        ranks = ranks.going_on(Layout.parse(read_manifest(start).layout))
     _check_readable_by_all(ranks, config.data.path, config.data.tokenizer)
     # A run that goes on has its tokenizer in the checkpoint, trained or not.
     tokenizer = load_tokenizer(start) if start else config.data.tokenizer
@@ -213,24 +217,32 @@ def _graceful_stop(stop: Stop) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _report(run: Run, outcome: Outcome, as_json: bool) -> None:
-    """The results, on stdout."""
+def _report(run: Run, ranks: Ranks, outcome: Outcome, as_json: bool) -> None:
+    """The results, on stdout; where these are one JSON value, the words go to stderr."""
     from minitrain.train.checkpoint import files
-    from minitrain.train.data.tokenizer import show
+    from minitrain.train.data.tokenizer import mostly_text, show
     from minitrain.train.folder import RunFolder
     from minitrain.train.generate import Sampling
     from minitrain.train.sample import sample
 
-    at = Path(outcome.run_dir)
+    at, words = Path(outcome.run_dir), say if as_json else tell
     if outcome.stopped:  # in a hurry
-        tell(f"{at}: stopped after {outcome.steps} of {run.config.run.steps} steps")
-        tell(f"go on with: minitrain train --resume --run-dir {shlex.quote(str(at))}")
+        words(f"{at}: stopped after {outcome.steps} of {run.config.run.steps} steps")
+        others = "".join(
+            f" --{name} {value}"
+            for name, value, plain in (("backend", ranks.backend, "threads"),
+                                       ("device", ranks.device, "cpu"))
+            if value != plain
+        )  # fmt: skip
+        words(f"go on with: minitrain train --resume --run-dir {shlex.quote(str(at))}{others}")
     else:
         path = files.newest(RunFolder(at).checkpoints)
         assert path is not None
-        tell(show(sample(path, 200, Sampling(), xp=run.xp).text, sys.stdout.encoding))
+        text = sample(path, 200, Sampling(), xp=run.xp).text
+        words(f"a sample (minitrain generate {shlex.quote(str(path))}):")
+        words(show(text, sys.stdout.encoding) if mostly_text(text) else "(it writes no text yet)")
         bits, nats = outcome.val_bits_per_byte, outcome.val_loss
         held_out = f"{nats:.3f} nats/token" if bits is None else f"{bits:.3f} bits/byte"
-        tell(f"{at}: {outcome.steps} steps, held out {held_out}")
+        words(f"{at}: {outcome.steps} steps, held out {held_out}")
     if as_json:
         tell(json.dumps(asdict(outcome)))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,10 +14,11 @@ import numpy as np
 from minitrain.comm.group import Group
 from minitrain.layout import Layout
 from minitrain.train import build
-from minitrain.train.checkpoint import state
+from minitrain.train.checkpoint import files, state
 from minitrain.train.config.resolve import to_toml
 from minitrain.train.config.sections import RunConfig
 from minitrain.train.data.text import Corpus
+from minitrain.train.disk import WriteError
 from minitrain.train.folder import RunFolder
 from minitrain.train.metrics import (
     MetricsFile,
@@ -24,7 +26,7 @@ from minitrain.train.metrics import (
     keep_until,
     over_ranks,
 )
-from minitrain.train.step import Stepper, StepResult
+from minitrain.train.step import Stepper, StepResult, TrainingError
 
 
 class Reporter(Protocol):
@@ -125,7 +127,19 @@ def train(group: Group, run: Run, reporter: Reporter | None = None) -> Outcome:
         run = replace(run, folder=_agreed(group, run.folder))
         for listener in listeners:
             listener.opened(run.folder.path)
-        return _Loop(group, run, stepper, listeners).run(done)
+        with _way_on(run.folder):
+            return _Loop(group, run, stepper, listeners).run(done)
+
+
+@contextmanager
+def _way_on(folder: RunFolder) -> Iterator[None]:
+    """Inside, what ends a run says how to go on, if there is a checkpoint to go on from."""
+    try:
+        yield
+    except (TrainingError, WriteError) as error:
+        if files.newest(folder.checkpoints) is None:
+            raise
+        raise type(error)(f"{error}; --resume goes on from the last checkpoint") from error
 
 
 def _agreed(group: Group, folder: RunFolder) -> RunFolder:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -66,8 +67,8 @@ def resumed(
     done = step_of(start)
     if config.run.steps <= done:
         raise FolderError(
-            f"{folder.path} has done {done} of its {config.run.steps} steps; give --steps above "
-            f"{done} to go on"
+            f"{folder.path} has done {done} steps, and {config.run.steps} are asked for; give "
+            f"--steps above {done} to go on"
         )
     notes = [_note(key, old[key], new[key]) for key in changed]
     notes += [
@@ -80,6 +81,11 @@ def resumed(
 def _start_of(folder: RunFolder) -> Path:
     """The newest checkpoint of a run that nobody trains just now."""
     kind = own_kind(folder.path) if os.path.isdir(folder.path) else None
+    for above in list(folder.path.absolute().parents)[:2]:
+        if kind and os.path.exists(RunFolder(above).config):
+            raise FolderError(
+                f"{folder.path} is {kind} of a run; give --run-dir {shlex.quote(str(above))}"
+            )
     if kind and not os.path.exists(folder.config):
         raise FolderError(
             f"{folder.path} is {kind} and no configuration of a run, such as a converted model: "

@@ -134,6 +134,5 @@ class Stepper:
             return f"step {step}: the loss is {loss}; no weight was changed. Lower --lr"
         return (
             f"step {step}: the gradient of {culprit} is not finite (loss {loss}, gradient norm "
-            f"{norm}); no weight was changed. Lower --lr, or go on from the last checkpoint with "
-            "--resume"
+            f"{norm}); no weight was changed. Lower --lr"
         )

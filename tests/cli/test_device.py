@@ -78,8 +78,8 @@ def test_a_run_on_gpus_is_that_on_the_cpu_and_may_change_places(
     assert {xp for xp, _ in gpus} == {standin}
     assert sorted(number for _, number in gpus) == [0] * 3 * 2 + [1] * 3
     assert "device" not in Path("gpu/config.toml").read_text()
-    done("train", "--resume", "--run-dir", "gpu", "--steps", 4, "--device", "cpu")
-    done("train", "--resume", "--run-dir", "gpu", "--steps", 5, "--device", "gpu")
+    done("train", "--resume", "--run-dir", "gpu", "--steps", 4, "--device", "cpu", "-n", 1)
+    done("train", "--resume", "--run-dir", "gpu", "--steps", 5, "--device", "gpu", "-n", 1)
     assert gpus[-2:] == [(np, 0), (standin, 0)]
     assert losses("gpu") == pytest.approx(losses("cpu"), rel=1e-12)
 

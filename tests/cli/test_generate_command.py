@@ -35,7 +35,7 @@ def invoke(*args: Any) -> Result:
 def written(*args: Any) -> dict[str, Any]:
     result = invoke(*args, "--json")
     assert result.exit_code == 0, result.output
-    found: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    found: dict[str, Any] = json.loads(result.stdout)
     return found
 
 

@@ -21,7 +21,7 @@ from minitrain.oracle.reference import awkward_batches
 
 README = Path(__file__).parents[2] / "README.md"
 # What is not run again: the set-up, and the tests, of which this is one.
-SET_UP = re.compile(r"python3 -m venv|pip install|git clone|^cd |pytest|\.ci/run")
+SET_UP = re.compile(r"python3 -m venv|activate|pip install|git clone|^cd |pytest|\.ci/run")
 SHORT = {"train": "5", "verify": "1"}
 # Threads of BLAS on a machine that others use wait for each other most of the time.
 ONE = {"OMP_NUM_THREADS": "1"}
@@ -37,7 +37,7 @@ def commands() -> list[list[str]]:
     lines = [line for block in blocks("bash") for line in block.splitlines()]
     parts = [part.strip() for line in lines for part in line.split("&&")]
     return [
-        shortened(shlex.split(part.replace(".venv/bin/", ""), comments=True))
+        shortened(shlex.split(part, comments=True))
         for part in parts
         if part and not part.startswith("#") and not SET_UP.search(part)
     ]

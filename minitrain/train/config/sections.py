@@ -54,7 +54,7 @@ class DataSection:
     )
     tokenizer: Text = _option(
         "byte",
-        "what makes tokens: byte, bpe:SIZE to train one, ids:SIZE for a .bin file, or a tokenizer.json",
+        "byte; bpe:SIZE, to train one; ids:SIZE, for a .bin file; or a tokenizer.json",
     )
     batch: Size = _option(12, "sequences of a step, over all ranks, drawn with replacement")
     micro_batches: Size = _option(1, "parts of the batch, computed one after the other")
