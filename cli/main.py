@@ -21,6 +21,7 @@ from . import output
 COMMANDS = {
     "train": ("train", "train"),
     "verify": ("verify", "verify"),
+    "show": ("show", "show"),
     "plan": ("plan", "plan"),
     "schedule": ("schedule", "schedule"),
     "generate": ("generate", "generate"),
@@ -30,7 +31,7 @@ COMMANDS = {
 
 
 # What one process does: under a launcher that is the first, and the others have nothing to do.
-ALONE = ("generate", "convert", "doctor")
+ALONE = ("show", "generate", "convert", "doctor")
 
 
 class Commands(click.Group):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import click
@@ -45,12 +45,28 @@ class ConfigSources(NamedTuple):
 
 def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add every option of a run to a command, which gets them as `given: ConfigSources`."""
+    return _with(command, list(OPTIONS.values()), DEFAULT)
 
+
+def options_of(options: Iterable[Option], default: str = DEFAULT) -> Callable[[Any], Any]:
+    """Add some options of a run, and where their values come from, to a command.
+
+    default: what --help calls the preset where none is given.
+    """
+    chosen = list(options)
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        return _with(command, chosen, default)
+
+    return add
+
+
+def _with(command: Callable[..., Any], chosen: list[Option], default: str) -> Callable[..., Any]:
     @functools.wraps(command)
     def with_given(
         *args: Any, preset: str | None, config: str | None, set_: tuple[str, ...], **others: Any
     ) -> Any:
-        texts = {option.flag: others.pop(option.flag) for option in OPTIONS.values()}
+        texts = {option.flag: others.pop(option.flag) for option in chosen}
         flags = {flag: text for flag, text in texts.items() if text is not None}
         return command(*args, given=ConfigSources(preset, config, set_, flags), **others)
 
@@ -59,7 +75,7 @@ def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--preset",
             type=Given(choices=lambda: PRESETS),
             metavar=f"[{'|'.join(PRESETS)}]",
-            help=f"Where the defaults come from. [{DEFAULT}]",
+            help=f"Where the defaults come from. [{default}]",
         ),
         click.option(
             "--config", type=given_path, metavar="FILE", help="Read options from a TOML file."
@@ -72,7 +88,7 @@ def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
             metavar="KEY=VALUE",
             help="Such as optimizer.lr=1e-4.",
         ),
-        *map(_click_option, OPTIONS.values()),
+        *map(_click_option, chosen),
     ]
     added: Callable[..., Any] = with_given
     for decorator in reversed(decorators):  # --help lists the last one applied first
