@@ -21,9 +21,15 @@ def introduction(run: Run, folder: Path) -> Iterator[str]:
     )
     yield from _memory(run)
     yield from run.notes
-    bars = ", ".join(f"{name} {bits:.2f}" for name, bits in baselines(run.corpus).items())
+    bars = baselines(run.corpus)
     if bars:
-        yield f"held-out text in bits/byte: {bars}"
+        words = ", ".join(f"{name} {bits:.2f}" for name, bits in bars.items())
+        yield f"held-out text in bits/byte: {words}"
+    if bars and bars["bigram"] > bars["uniform"]:
+        yield (
+            "the held-out text is unlike the text that is trained on, whose pairs of bytes predict "
+            "it worse than chance does; choose another with --val-data"
+        )
 
 
 def _memory(run: Run) -> Iterator[str]:

@@ -25,13 +25,14 @@ COMMANDS = {
     "plan": ("plan", "plan"),
     "schedule": ("schedule", "schedule"),
     "generate": ("generate", "generate"),
+    "eval": ("evaluate", "evaluate"),
     "convert": ("convert", "convert"),
     "doctor": ("doctor", "doctor"),
 }
 
 
 # What one process does: under a launcher that is the first, and the others have nothing to do.
-ALONE = ("show", "generate", "convert", "doctor")
+ALONE = ("show", "eval", "generate", "convert", "doctor")
 
 
 class Commands(click.Group):

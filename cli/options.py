@@ -15,7 +15,7 @@ from minitrain.train.config.sections import OPTIONS, RunConfig
 from .arguments import Given, given_path
 from .groups import GroupedOption
 
-_PATHS = ("data.path", "data.tokenizer")
+_PATHS = ("data.path", "data.val_path", "data.tokenizer")
 _GROUPS = {"data": "text", "loss": "optimizer"}
 _METAVARS = {int: "INTEGER", float: "NUMBER", str: "TEXT"}
 

@@ -20,7 +20,8 @@ def pieces(table: Placements, layout: Layout, rank: int | None) -> list[dict[str
     at = layout.coordinates(rank) if rank is not None else None
     rows = []
     for name, entry in table.items():
-        row = {"name": name, "shape": list(entry.shape), "lives": _cuts(entry.placement, entry),
+        row: dict[str, Any] = {
+               "name": name, "shape": list(entry.shape), "lives": _cuts(entry.placement, entry),
                "stepped": _cuts(entry.state, entry) if entry.state else "not at all"}  # fmt: skip
         if at is not None:
             row["holds"] = _elements(entry.placement.piece(entry.shape, at))

@@ -103,12 +103,14 @@ def _prepare(given: ConfigSources, ranks: Ranks, run_dir: str | None, resume: bo
     config, at, start, notes = _start(given, run_dir, resume)
     if start:
         ranks = ranks.going_on(Layout.parse(read_manifest(start).layout))
-    _check_readable_by_all(ranks, config.data.path, config.data.tokenizer)
+    _check_readable_by_all(ranks, config.data.path, config.data.val_path, config.data.tokenizer)
     # A run that goes on has its tokenizer in the checkpoint, trained or not.
     tokenizer = load_tokenizer(start) if start else config.data.tokenizer
     only = read_manifest(start).sources if start else None
     with memory_for("the text", "give --data less of it, or ids in a .bin file, which is mapped"):
-        corpus = Corpus.load(config.data.path, config.model.context, tokenizer, only)
+        corpus = Corpus.load(
+            config.data.path, config.model.context, tokenizer, only, config.data.val_path
+        )
     check_layout(
         ranks.layout,
         sizes_of(config.model, corpus.tokenizer.vocab),

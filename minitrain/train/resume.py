@@ -25,6 +25,7 @@ from minitrain.train.folder import FolderError, RunFolder
 # batch, optimizer, and what the text is (`check_same`).
 FREE = (
     "data.path",
+    "data.val_path",
     "run.steps",
     "run.eval_every",
     "run.save_every",
@@ -158,8 +159,9 @@ def _changes(sources: Mapping[str, str], corpus: Corpus) -> str:
 def absolute(config: RunConfig) -> RunConfig:
     """The paths of text and tokenizer made absolute, so that the run can go on from any folder."""
     data = replace(config.data, tokenizer=absolute_spec(config.data.tokenizer))
-    if data.path is not None:
-        data = replace(data, path=os.path.abspath(data.path))
+    for name in ("path", "val_path"):
+        if (path := getattr(data, name)) is not None:
+            data = replace(data, **{name: os.path.abspath(path)})
     return replace(config, data=data)
 
 

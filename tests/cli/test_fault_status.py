@@ -36,6 +36,7 @@ PLACES = [
     ("minitrain.train.sample.generate", ("generate", "run")),
     ("minitrain.train.huggingface.pretrained.write", ("convert", "run", "new")),
     ("minitrain.planner.published.predictions", ("plan", "--published")),
+    ("minitrain.train.evaluate.windows", ("eval", "run", "--data", "text.txt")),
     ("minitrain.oracle.traffic.measure", ("show", "dp2")),
     ("minitrain.schedules.simulate.simulate", ("schedule", "1f1b")),
     ("minitrain.oracle.verify", ("doctor",)),

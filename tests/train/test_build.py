@@ -33,6 +33,7 @@ OTHER: dict[str, tuple[Any, dict[str, Any]]] = {
     "model.dropout": (0.4, {}),
     "data.path": ("two.txt", {}),
     "data.tokenizer": ("one.json", {}),
+    "data.val_path": ("two.txt", {}),
     "data.batch": (4, {}),
     "data.micro_batches": (2, {}),
     "loss.smoothing": (0.2, {}),
@@ -81,7 +82,8 @@ def effect(
         calls.append((threading.current_thread().name, linear.path))  # by rank
         return forward(linear, *args)
 
-    corpus = Corpus.load(given.data.path, given.model.context, given.data.tokenizer)
+    data = given.data
+    corpus = Corpus.load(data.path, given.model.context, data.tokenizer, held_out=data.val_path)
     run = Run(given, Layout.parse(layout), corpus, RunFolder(Path(name)), None)
     with monkeypatch.context() as patch:
         patch.setattr(Linear, "forward", counted)

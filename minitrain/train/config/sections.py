@@ -58,6 +58,9 @@ class DataSection:
     )
     batch: Size = _option(12, "sequences of a step, over all ranks, drawn with replacement")
     micro_batches: Size = _option(1, "parts of the batch, computed one after the other")
+    val_path: Text | None = _option(
+        None, "text to hold out, as --data is given; none: the last tenth of that", flag="val_data"
+    )
 
 
 @dataclass(frozen=True)

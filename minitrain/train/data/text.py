@@ -18,7 +18,7 @@ import numpy as np
 from minitrain.array import digest, hash_grid
 from minitrain.batch import IGNORE, Batch, Ints
 from minitrain.train.data.binary import is_binary, read_ids
-from minitrain.train.data.reading import TextError, read_text
+from minitrain.train.data.reading import Text, TextError, read_text
 from minitrain.train.data.tokenizer import ByteTokenizer, Ids, Tokenizer, tokenizer_of
 
 __all__ = ["Corpus", "TextError", "offsets"]
@@ -51,7 +51,8 @@ class Corpus:
 
     @classmethod
     def load(cls, path: str | Path | None, context: int, tokenizer: str | Tokenizer = "byte",
-             only: Collection[str] | None = None) -> Corpus:  # fmt: skip
+             only: Collection[str] | None = None,
+             held_out: str | Path | None = None) -> Corpus:  # fmt: skip
         """Read a file, all text files below a folder, or (None) the documentation in this Python.
 
         Files that end in .jsonl are lines of JSON objects with a text; those that end in .bin are
@@ -60,6 +61,7 @@ class Corpus:
         Args:
             tokenizer: or its spec, see `tokenizer_of`; a new one is trained on the training part.
             only: the `sources` of a run that goes on: of a folder no other files are read.
+            held_out: a text to hold out; the last tenth where None.
 
         Raises:
             TextError: one line that names the text, what is wrong with it and the fix; text too
@@ -68,36 +70,43 @@ class Corpus:
         """
         if path == "":
             raise TextError("--data is empty, as of a variable that is not set; name a file")
-        if path is not None and is_binary(Path(path)):
-            corpus = cls._of_ids(Path(path), tokenizer)
+        texts = [None if each is None else Path(each) for each in (path, held_out)]
+        binary = [each for each in texts if each is not None and is_binary(each)]
+        if binary and held_out is not None:
+            raise TextError(
+                f"{binary[0]} is token ids, and --val-data goes with texts; give --data a folder "
+                "with train.bin and val.bin instead"
+            )
+        if binary:
+            corpus = cls._of_ids(binary[0], tokenizer)
         else:
-            corpus = cls._of_text(None if path is None else Path(path), tokenizer, only)
+            corpus = cls._of_text(texts[0], tokenizer, only, texts[1])
         corpus.check(context)
         return corpus
 
     @classmethod
     def _of_text(cls, path: Path | None, tokenizer: str | Tokenizer,
-                 only: Collection[str] | None) -> Corpus:  # fmt: skip
+                 only: Collection[str] | None, held_out: Path | None) -> Corpus:  # fmt: skip
         name = "the built-in text" if path is None else str(path)
-        text, notes, sources = read_text(path, only)
-        start = _character(text, len(text) - len(text) // 10)
+        text = read_text(path, only)
+        (training, held), notes = _parts(text, held_out)
         spec = tokenizer if isinstance(tokenizer, str) else tokenizer.spec
-        if problem := _not_utf8(name, text):
+        if problem := _not_utf8(name, text.content) or _not_utf8(str(held_out), held):
             if spec != ByteTokenizer.spec:
                 raise TextError(f"{problem}; use --tokenizer byte, or convert the text")
             what = "it is used byte for byte, and samples show a replacement sign"
             notes.append(f"{problem}: {what} where bytes are not text")
         if isinstance(tokenizer, str):
-            tokenizer = tokenizer_of(tokenizer, text[:start])
+            tokenizer = tokenizer_of(tokenizer, training)
         return cls(
             name=name,
-            training_text=text[:start],
-            held_out_text=text[start:],
-            training=tokenizer.encode(text[:start]),
-            held_out=tokenizer.encode(text[start:]),
+            training_text=training,
+            held_out_text=held,
+            training=tokenizer.encode(training),
+            held_out=tokenizer.encode(held),
             tokenizer=tokenizer,
             notes=tuple(notes),
-            sources=sources,
+            sources=text.sources,
         )
 
     @classmethod
@@ -135,7 +144,7 @@ class Corpus:
         places = np.arange(size, dtype=np.int64) if places is None else places
         starts = offsets(seed, step, places, len(self.training) - context)
         positions = starts[:, None] + np.arange(context)  # (B, T)
-        return self._batch(self.training, positions, places, step, size)
+        return _batch(self.training, positions, places, step, size, self.tokenizer.vocab)
 
     def evaluation(self, context: int, batch: int) -> Iterator[Batch]:
         """Batches of windows without overlap that predict each held-out token but the first once.
@@ -146,12 +155,7 @@ class Corpus:
         or dropped, whatever the number of ranks.
         """
         self.check(context)
-        windows = math.ceil((len(self.held_out) - 1) / context)
-        for step, first in enumerate(range(0, windows, batch)):
-            rows = np.arange(first, min(first + batch, windows))
-            positions = rows[:, None] * context + np.arange(context)
-            places = np.arange(len(rows), dtype=np.int64)
-            yield self._batch(self.held_out, positions, places, step, len(rows))
+        yield from windows(self.held_out, context, batch, self.tokenizer.vocab)
 
     @cached_property
     def digest(self) -> str:
@@ -168,15 +172,50 @@ class Corpus:
             return None
         return nats / math.log(2) * len(self.held_out) / len(self.held_out_text)
 
-    def _batch(self, ids: Ids, positions: Ints, places: Ints, step: int, size: int) -> Batch:
-        """Tokens at the positions (B, T) and their successors as labels; IGNORE past the end."""
-        last = len(ids) - 1
-        tokens = ids[np.minimum(positions, last)].astype(np.int64)
-        following = ids[np.minimum(positions + 1, last)].astype(np.int64)
-        labels = np.where(positions < last, following, IGNORE)
-        made = Batch(tokens, labels, places, step, size)
-        made.check(self.tokenizer.vocab)
-        return made
+
+def _parts(text: Text, held_out: Path | None) -> tuple[tuple[bytes, bytes], list[str]]:
+    """What is trained on and what is held out, with notes on both."""
+    if held_out is not None:
+        other = read_text(held_out)
+        return (text.content, other.content), [*text.notes, *other.notes]
+    content, notes = text.content, list(text.notes)
+    start = _character(content, len(content) - len(content) // 10)
+    if len(text.sources) > 1:
+        names = _from(text, start)
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        notes.append(f"held out, as the last tenth: {', '.join(names[:3])}{more}")
+    return (content[:start], content[start:]), notes
+
+
+def _from(text: Text, start: int) -> list[str]:
+    """The documents that reach beyond a place; the first one perhaps with its end alone."""
+    names, end = [], 0
+    for name, size in text.documents:
+        begin, end = end, end + size + 1
+        if start < end - 1:
+            names.append(name if begin >= start else f"the end of {name}")
+    return names
+
+
+def windows(ids: Ids, context: int, batch: int, vocab: int) -> Iterator[Batch]:
+    """Batches of windows of ids without overlap, see `Corpus.evaluation`; ids may be few."""
+    count = math.ceil((len(ids) - 1) / context)
+    for step, first in enumerate(range(0, count, batch)):
+        rows = np.arange(first, min(first + batch, count))
+        positions = rows[:, None] * context + np.arange(context)
+        places = np.arange(len(rows), dtype=np.int64)
+        yield _batch(ids, positions, places, step, len(rows), vocab)
+
+
+def _batch(ids: Ids, positions: Ints, places: Ints, step: int, size: int, vocab: int) -> Batch:
+    """Tokens at the positions (B, T) and their successors as labels; IGNORE past the end."""
+    last = len(ids) - 1
+    tokens = ids[np.minimum(positions, last)].astype(np.int64)
+    following = ids[np.minimum(positions + 1, last)].astype(np.int64)
+    labels = np.where(positions < last, following, IGNORE)
+    made = Batch(tokens, labels, places, step, size)
+    made.check(vocab)
+    return made
 
 
 def offsets(seed: int, step: int, places: Ints, count: int) -> Ints:
