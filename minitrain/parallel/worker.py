@@ -72,18 +72,23 @@ class Worker:
         value = 0.0
         self.reducer.begin()
         for turn in self.turns:
-            if turn.kind == FORWARD:
-                entry, out = self.forward(parts[turn.micro_batch], turn, training=True)
-                self.waiting[turn.micro_batch, turn.chunk] = entry, out
-                value += self._hand_on(turn, out)
-            elif turn.kind == BACKWARD_WEIGHTS:
-                running = self.waiting.pop((turn.micro_batch, turn.chunk))
-                self._add_weights(turn, running.run_weights)
-            else:
-                self.backward(turn, scale)
+            value += self.execute(turn, parts[turn.micro_batch], scale)
         self._wait_for_sends()
         self.reducer.finish()
         return value
+
+    def execute(self, turn: Turn, part: Part, scale: float) -> float:
+        """Take a turn: of the chain's last forward the part's loss, 0 of any other."""
+        if turn.kind == FORWARD:
+            entry, out = self.forward(part, turn, training=True)
+            self.waiting[turn.micro_batch, turn.chunk] = entry, out
+            return self._hand_on(turn, out)
+        if turn.kind == BACKWARD_WEIGHTS:
+            running = self.waiting.pop((turn.micro_batch, turn.chunk))
+            self._add_weights(turn, running.run_weights)
+        else:
+            self.backward(turn, scale)
+        return 0.0
 
     def evaluate(self, part: Part) -> float:
         """This rank's share of a part's plain loss, without gradients."""

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from minitrain.batch import Batch
 from minitrain.comm.group import Group
 from minitrain.layout import Layout
 from minitrain.train import build
@@ -24,6 +25,7 @@ from minitrain.train.metrics import (
     keep_until,
     over_ranks,
 )
+from minitrain.train.recordings import Recordings, TraceFile
 from minitrain.train.step import Stepper, StepResult
 
 
@@ -41,6 +43,9 @@ class Reporter(Protocol):
 
     def saved(self, path: Path) -> None:
         """A checkpoint is whole."""
+
+    def note(self, line: str) -> None:
+        """A remark for the user."""
 
 
 @dataclass
@@ -64,6 +69,7 @@ class Run:
         xp: where ranks compute: numpy, or cupy on the GPU that each has taken.
         blas: BLAS threads of each rank, as before the run was resumed; None: what suits it.
         stop: where any rank has a signal, all ranks stop after the same step, and save.
+        trace: which steps are recorded; None: none.
     """
 
     config: RunConfig
@@ -75,6 +81,7 @@ class Run:
     xp: Any = np
     blas: int | None = None
     stop: Stop = field(default_factory=Stop)
+    trace: TraceFile | None = None
 
 
 @dataclass(frozen=True)
@@ -146,38 +153,50 @@ class _Loop:
         self.saved = -1
 
     def run(self, done: int) -> Outcome:
-        """Steps done + 1 to the last."""
+        """Steps done + 1 to the last.
+
+        Raises:
+            WriteError: at the end, if the trace could not be written.
+        """
         section = self.task.config.run
+        recordings = Recordings(self.group, self.stepper, self, self.listeners, self.task, done)
         stopped = 0
         if done == 0:
             self._evaluate(0)
         while done < section.steps and not stopped:
-            stopped = self._step(done)
+            stopped = self._step(done, recordings)
             done += 1
+            recordings.stepped(done, final=done == section.steps or stopped > 0)
             if done % section.eval_every == 0 or done == section.steps:
                 self._evaluate(done)
             if done % section.save_every == 0:
                 self._save(done)
         if self.saved != done:
             self._save(done)
+        if recordings.error is not None:
+            raise recordings.error
         value = self.validation.get
         if done == section.steps:
             stopped = 0  # too late to change anything
         return Outcome(done, self.loss, value("val_loss"), value("val_bits_per_byte"), stopped,
                        str(self.task.folder.path))  # fmt: skip
 
-    def _step(self, index: int) -> int:
-        config, start = self.task.config, time.perf_counter()
-        with self.group.ledger() as ledger:
-            batch = self.task.corpus.batch(
-                index, config.data.batch, config.model.context, config.run.seed
-            )
-            result = self.stepper.step(batch)
+    def _step(self, index: int, recordings: Recordings) -> int:
+        start = time.perf_counter()
+        with self.group.ledger() as ledger, recordings.step(index + 1):
+            result = self.stepper.step(self.batch(index))
         seconds = time.perf_counter() - start
         cost, stop = over_ranks(self.group, seconds, ledger, self.task.stop.signal)
         self.loss = result.loss
         self._record(index + 1, result, cost)
         return stop
+
+    def batch(self, index: int) -> Batch:
+        """The global batch of a step, counted from 0."""
+        config = self.task.config
+        return self.task.corpus.batch(
+            index, config.data.batch, config.model.context, config.run.seed
+        )
 
     def _record(self, step: int, result: StepResult, cost: dict[str, Any]) -> None:
         rate = result.tokens / cost["step_seconds"]

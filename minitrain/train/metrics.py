@@ -51,6 +51,9 @@ class MetricsFile:
     def saved(self, path: Path) -> None:
         """Checkpoints are not recorded: they are there to be seen."""
 
+    def note(self, line: str) -> None:
+        """Remarks are for people."""
+
     def _write(self, record: dict[str, Any]) -> None:
         known = {k: v for k, v in record.items() if not isinstance(v, float) or math.isfinite(v)}
         line = json.dumps(dict.fromkeys(record) | known)  # JSON has no NaN: an overflow's is null

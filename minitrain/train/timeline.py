@@ -1,0 +1,116 @@
+"""A trace, read again: what each rank did in some steps. Standard library only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from minitrain.errors import UserError
+from minitrain.layout import Layout, LayoutError
+from minitrain.train.chrome import CALL, KIND, STEP, TRACKS, WORK
+
+
+class TraceError(UserError):
+    """A file that is not a trace of ours."""
+
+
+class Span(NamedTuple):
+    """A slice of a rank's track, in seconds.
+
+    Attributes:
+        kind: of a call: send, receive or wait.
+        axis, bytes: of a call, and of what it sends.
+    """
+
+    rank: int
+    step: int
+    name: str
+    start: float
+    end: float
+    kind: str = ""
+    axis: str = ""
+    bytes: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """How long it is."""
+        return self.end - self.start
+
+
+class Arrow(NamedTuple):
+    """A message: when it was sent, when it was seen to have come, and whether in a wait for it."""
+
+    axis: str
+    source: int
+    target: int
+    sent: float
+    came: float
+    waited: bool
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A trace, read again.
+
+    Attributes:
+        steps, work, calls: by track, in the order of ranks and time.
+        arrows: the messages.
+    """
+
+    layout: Layout
+    steps: list[Span]
+    work: list[Span]
+    calls: list[Span]
+    arrows: list[Arrow]
+
+    @classmethod
+    def of(cls, made: Mapping[str, Any]) -> Trace:
+        """What `chrome` has made.
+
+        Raises:
+            LookupError, TypeError, ValueError: something else, or only a part of it.
+        """
+        if made["otherData"]["kind"] != KIND:
+            raise ValueError("another program's")
+        events = made["traceEvents"]
+        slices = [event for event in events if event["ph"] == "X"]
+        tracks = {track: [_span(e) for e in slices if e["cat"] == track] for track in TRACKS}
+        ends = {event["id"]: event for event in events if event["ph"] == "f"}
+        arrows = [_arrow(event, ends[event["id"]]) for event in events if event["ph"] == "s"]
+        if not tracks[STEP]:
+            raise ValueError("no step in it")
+        layout = Layout.parse(made["otherData"]["layout"])
+        if {span.rank for span in tracks[STEP]} != set(range(layout.size)):
+            raise ValueError("not all ranks in it")
+        return cls(layout, tracks[STEP], tracks[WORK], tracks[CALL], arrows)
+
+
+def _span(event: Mapping[str, Any]) -> Span:
+    start, args = event["ts"] / 1e6, event["args"]
+    more = args.get("kind", ""), args.get("axis", ""), args.get("bytes", 0)
+    return Span(event["pid"], args["step"], event["name"], start, start + event["dur"] / 1e6, *more)
+
+
+def _arrow(sent: Mapping[str, Any], came: Mapping[str, Any]) -> Arrow:
+    return Arrow(sent["args"]["axis"], sent["pid"], came["pid"], sent["ts"] / 1e6, came["ts"] / 1e6,
+                 came["args"]["kind"] == "wait")  # fmt: skip
+
+
+def read(path: Path) -> Trace:
+    """The trace in a file.
+
+    Raises:
+        TraceError: no file, one that cannot be read, or none of ours.
+    """
+    try:
+        return Trace.of(json.loads(path.read_text("utf-8")))
+    except OSError as error:
+        raise TraceError(f"{path} cannot be read: {error.strerror}") from error
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError, LayoutError):
+        raise TraceError(
+            f"{path} is not a trace of minitrain, or not a whole one; `minitrain train --trace` "
+            "writes one"
+        ) from None
