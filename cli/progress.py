@@ -19,7 +19,7 @@ LINES = 20  # plain lines of a whole run, beside those of evaluations
 
 
 class RunProgress:
-    """Shows the steps of a run; a `train.loop.Reporter`.
+    """Shows the steps of a run; a `train.run.Reporter`.
 
     Args:
         steps: how many the run has.

@@ -77,7 +77,7 @@ class RankTrace:
         return cls(
             [tuple(each) for each in steps],
             [tuple(each) for each in work],
-            [Call(*when, key, sent and Sent(*sent), came) for *when, key, sent, came in calls],
+            [Call._make([*each[:5], each[5] and Sent(*each[5]), each[6]]) for each in calls],
         )
 
     def moved(self, later: float) -> RankTrace:

@@ -21,7 +21,7 @@ from minitrain.train.disk import WriteError, advice, replace_text
 
 
 class MetricsFile:
-    """A file of JSON records, one a line, written as soon as they are known; a `loop.Reporter`.
+    """A file of JSON records, one a line, written as soon as they are known; a `run.Reporter`.
 
     Every method raises WriteError where the disk is full.
     """

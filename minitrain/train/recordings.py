@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 from minitrain.comm.group import Group
-from minitrain.train.disk import WriteError, advice, replace_text
+from minitrain.train.disk import WriteError
+from minitrain.train.run import Reporter, Run
 from minitrain.train.step import Stepper
 from minitrain.train.trace import Recorder, clock_of, gathered
-
-if TYPE_CHECKING:
-    from minitrain.train.loop import Reporter, Run
-
-
-class TraceFile(NamedTuple):
-    """What a run is asked to record.
-
-    Attributes:
-        path: where the trace is written; None: trace.json in the run's folder.
-        first, last: which steps, counted from the first that this process does.
-    """
-
-    path: Path | None
-    first: int
-    last: int
+from minitrain.train.trace_file import write
 
 
 @dataclass
@@ -94,17 +78,3 @@ class Recordings:
             return
         for listener in self.listeners:
             listener.note(f"traced: {path}; see `minitrain trace`, or open it at ui.perfetto.dev")
-
-
-def write(path: Path, trace: dict[str, Any]) -> None:
-    """Write a trace, all of it or nothing.
-
-    Raises:
-        WriteError: it cannot be written.
-    """
-    try:
-        replace_text(path, json.dumps(trace, separators=(",", ":")))
-    except OSError as error:
-        raise WriteError(
-            f"cannot write the trace {path}: {error.strerror}; {advice(error)}"
-        ) from error

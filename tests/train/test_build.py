@@ -18,8 +18,9 @@ from minitrain.train.build import model_of, optimizer_of, schedule_of, stepper_o
 from minitrain.train.config.sections import OPTIONS, RunConfig
 from minitrain.train.data.text import Corpus
 from minitrain.train.folder import RunFolder
-from minitrain.train.loop import Run, train
+from minitrain.train.loop import train
 from minitrain.train.resume import FREE
+from minitrain.train.run import Run
 
 # Another value for each option, and what must be set beside it for the option to matter. A new
 # option needs a line here, and with it a proof that something reads it.
