@@ -34,18 +34,12 @@ class TimesType(click.ParamType):  # type: ignore[type-arg,unused-ignore]
         """The numbers, T 0 if it is left out."""
         if isinstance(value, tuple):
             return value
+        from minitrain.schedules.times import read_times
+
         try:
-            numbers = [float(word) for word in value.split(",")]
-        except ValueError:
-            numbers = []
-        # Beyond these, sums of times would overflow, or differences vanish.
-        if len(numbers) not in (3, 4) or not all(n == 0 or 1e-9 <= n <= 1e9 for n in numbers):
-            self.fail(f"{value!r} is not F,B,W,T: three or four numbers that are 0 or from 1e-9 to "
-                      "1e9, as in 1,1,1")  # fmt: skip
-        f, b, w, *t = numbers
-        if f + b + w == 0:
-            self.fail(f"{value!r} has no time for anything; give F, B or W more than 0")
-        return f, b, w, t[0] if t else 0.0
+            return read_times(value)
+        except UserError as error:
+            self.fail(str(error))
 
 
 def _number(ctx: click.Context, option: click.Parameter, value: float | None) -> float | None:
