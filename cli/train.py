@@ -92,8 +92,11 @@ def _prepare(given: ConfigSources, ranks: Ranks, run_dir: str | None, resume: bo
     from minitrain.train.build import sizes_of
     from minitrain.train.checkpoint.manifest import read_manifest, step_of
     from minitrain.train.checkpoint.weights import load_tokenizer
+    from minitrain.train.config.resolve import from_values
     from minitrain.train.config.resolve import notes as config_notes
     from minitrain.train.data.text import Corpus
+    from minitrain.train.pipeline import notes as schedule_notes
+    from minitrain.train.pipeline import resettled, settled
     from minitrain.train.resume import blas_before, check_same
     from minitrain.train.run import Run
 
@@ -101,10 +104,11 @@ def _prepare(given: ConfigSources, ranks: Ranks, run_dir: str | None, resume: bo
     xp = ranks.array_module()
     _check_readable_by_all(ranks, given.file)
     config, at, start, notes = _start(given, run_dir, resume)
+    manifest = read_manifest(start) if start else None
     _check_readable_by_all(ranks, config.data.path, config.data.tokenizer)
     # A run that goes on has its tokenizer in the checkpoint, trained or not.
     tokenizer = load_tokenizer(start) if start else config.data.tokenizer
-    only = read_manifest(start).sources if start else None
+    only = manifest.sources if manifest else None
     with memory_for("the text", "give --data less of it, or ids in a .bin file, which is mapped"):
         corpus = Corpus.load(config.data.path, config.model.context, tokenizer, only)
     check_layout(
@@ -115,13 +119,19 @@ def _prepare(given: ConfigSources, ranks: Ranks, run_dir: str | None, resume: bo
         stages=config.run.stage_sizes,
         frozen=config.optimizer.frozen_patterns,
     )
+    if manifest:
+        stored = from_values(manifest.config)
+        config = resettled(config, ranks.layout, stored, manifest.layout)
+    else:
+        config = settled(config, ranks.layout)
     blas = None
     if start:
         notes += check_same(start, corpus, ranks.layout)
         here = cores() // (1 if ranks.backend == "mpi" else ranks.layout.size)
         blas, more = blas_before(start, ranks.layout, max(1, here))
         notes += more
-    notes += [*config_notes(config), *corpus.notes, *idle_stages(ranks.layout, config)]
+    notes += [*config_notes(config), *corpus.notes, *idle_stages(ranks.layout, config),
+              *schedule_notes(config, ranks.layout)]  # fmt: skip
     if trace is not None:
         trace.check(config.run.steps - (step_of(start) if start else 0))
     run = Run(config, ranks.layout, corpus, at, start, tuple(notes), xp, blas, trace=trace)

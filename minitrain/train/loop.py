@@ -89,6 +89,7 @@ class _Loop:
             stopped = self._step(done, recordings)
             done += 1
             recordings.stepped(done, final=done == section.steps or stopped > 0)
+            self.task = recordings.run
             if done % section.eval_every == 0 or done == section.steps:
                 self._evaluate(done)
             if done % section.save_every == 0:
