@@ -152,8 +152,9 @@ def _within_work(trace: Trace) -> Iterator[Span]:
     pieces = [[s for s in trace.work if s.rank == rank] for rank in range(trace.layout.size)]
     starts = [[span.start for span in own] for own in pieces]
     for call in trace.calls:
-        at = bisect_right(starts[call.rank], call.start) - 1
-        if at >= 0 and call.start < pieces[call.rank][at].end:
+        middle = (call.start + call.end) / 2  # its ends may be those of work, but for rounding
+        at = bisect_right(starts[call.rank], middle) - 1
+        if at >= 0 and middle < pieces[call.rank][at].end:
             yield call
 
 
