@@ -176,8 +176,7 @@ def _mark(span: Span) -> Mark:
     from minitrain.schedules.draw import OTHER, Mark, mark
     from minitrain.schedules.instruction import read, unpack
     from minitrain.schedules.simulate import Event
-    from minitrain.train.summary import is_turn
 
-    if is_turn(span):
+    if span.is_turn:
         return mark(Event(span.rank, *unpack(read(span.name)), span.start, span.end))
     return Mark(span.start, span.end, (span.name, span.name[:1]), OTHER)

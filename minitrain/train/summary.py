@@ -12,12 +12,12 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from minitrain.parallel.stages import route_of
+from minitrain.schedules.check import check
 from minitrain.schedules.instruction import (
     BACKWARD,
     BACKWARD_INPUTS,
     BACKWARD_WEIGHTS,
     FORWARD,
-    LETTERS,
     Schedule,
     read,
     unpack,
@@ -55,11 +55,6 @@ class Slowest(NamedTuple):
     to_mean: float
 
 
-def is_turn(span: Span) -> bool:
-    """Whether a piece of work is an instruction of the schedule."""
-    return span.name[0] in LETTERS and span.name[1:2].isdecimal()
-
-
 def numbers(trace: Trace) -> list[int]:
     """The steps that are recorded."""
     return sorted({span.step for span in trace.steps})
@@ -79,7 +74,8 @@ def bubble(trace: Trace) -> float:
 
 def _bubble(turns: list[list[Span]]) -> float:
     cost = max(own[-1].end - own[0].start for own in turns)
-    return 1 - fmean(sum(span.seconds for span in own) for own in turns) / cost
+    busy = fmean(sum(span.seconds for span in own) for own in turns)
+    return 1 - busy / cost if cost else 0.0
 
 
 def ideal_bubble(trace: Trace) -> float:
@@ -94,13 +90,17 @@ def _turns_of_steps(trace: Trace) -> Iterator[list[list[Span]]]:
     for step in numbers(trace):
         found: list[list[Span]] = [[] for _ in range(trace.layout.size)]
         for span in trace.work:
-            if span.step == step and is_turn(span):
+            if span.step == step and span.is_turn:
                 found[span.rank].append(span)
         yield found
 
 
 def _schedules(trace: Trace) -> Iterator[Schedule]:
-    """What the first of the pipelines ran, step by step."""
+    """What the first of the pipelines ran, step by step.
+
+    Raises:
+        ScheduleError: something that cannot have run.
+    """
     layout = trace.layout
     coordinates = [layout.coordinates(rank) for rank in range(layout.size)]
     ranks = [r for r, at in enumerate(coordinates) if not any({**at, "pp": 0}.values())]
@@ -108,7 +108,9 @@ def _schedules(trace: Trace) -> Iterator[Schedule]:
     for turns in _turns_of_steps(trace):
         lines = [" ".join(span.name for span in turns[rank]) for rank in ranks]
         count = 1 + max(unpack(read(span.name))[1] for span in turns[ranks[0]])
-        yield Schedule.read(str(layout.schedule), count, route_of(layout), lines)
+        schedule = Schedule.read(str(layout.schedule), count, route_of(layout), lines)
+        check(schedule)
+        yield schedule
 
 
 def times_of(trace: Trace) -> Times:
@@ -116,7 +118,7 @@ def times_of(trace: Trace) -> Times:
     apart only where some are in two; else all of it is I."""
     route = route_of(trace.layout)
     found: dict[tuple[int, int], list[float]] = defaultdict(list)
-    for span in filter(is_turn, trace.work):
+    for span in (span for span in trace.work if span.is_turn):
         kind, _, chunk = unpack(read(span.name))
         stage = route.of_rank[trace.layout.coordinates(span.rank)["pp"]][chunk]
         found[kind, stage].append(span.seconds)

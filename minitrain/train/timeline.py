@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from minitrain.errors import UserError
 from minitrain.layout import Layout, LayoutError
+from minitrain.schedules.instruction import LETTERS
 from minitrain.train.chrome import CALL, KIND, STEP, TRACKS, WORK
 
 
@@ -38,6 +40,11 @@ class Span(NamedTuple):
     def seconds(self) -> float:
         """How long it is."""
         return self.end - self.start
+
+    @property
+    def is_turn(self) -> bool:
+        """Whether it is an instruction of the schedule: F0, W2.1."""
+        return self.name[:1] in LETTERS and self.name[1:2].isdecimal()
 
 
 class Arrow(NamedTuple):
@@ -80,11 +87,12 @@ class Trace:
         tracks = {track: [_span(e) for e in slices if e["cat"] == track] for track in TRACKS}
         ends = {event["id"]: event for event in events if event["ph"] == "f"}
         arrows = [_arrow(event, ends[event["id"]]) for event in events if event["ph"] == "s"]
-        if not tracks[STEP]:
-            raise ValueError("no step in it")
         layout = Layout.parse(made["otherData"]["layout"])
-        if {span.rank for span in tracks[STEP]} != set(range(layout.size)):
-            raise ValueError("not all ranks in it")
+        steps = {span.step for span in tracks[STEP]}
+        whole = set(product(range(layout.size), steps))
+        for spans in (tracks[STEP], [span for span in tracks[WORK] if span.is_turn]):
+            if not steps or {(span.rank, span.step) for span in spans} != whole:
+                raise ValueError("without a step, or the work of a rank")
         return cls(layout, tracks[STEP], tracks[WORK], tracks[CALL], arrows)
 
 
