@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chrome_format import check_format, load
+from chrome_format import assert_format, load
 from command import SMALL, invoke, train, trained
 
 PIPELINE = (*SMALL, "--layout", "pp2,zb-h1", "--micro-batches", 3)
@@ -31,7 +31,7 @@ def test_the_newest_run_is_drawn_and_told(folder: Path) -> None:
     done = trained("--trace", *PIPELINE)
     path = "runs/0001-nano/trace.json"
     assert f"traced: {path}; see `minitrain trace`" in done.stderr
-    check_format(load(folder / path), 2)
+    assert_format(load(folder / path), 2)
     trained(*SMALL, "--trace", "named.json", "--trace-steps", 3)
 
     shown = invoke("trace", "runs/0001-nano", "--width", 1000)

@@ -21,7 +21,7 @@ from minitrain.train.config.resolve import resolve
 from minitrain.train.trace_file import TraceFile
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
-from chrome_format import check_format, load, slices
+from chrome_format import assert_format, load, slices
 from small_run import arrays, assert_bitwise, config, corpus, run_of, steps_of
 
 TINY = GPTConfig(vocab=11, context=5, layers=1, heads=2, width=8, dropout=0.2)
@@ -111,7 +111,7 @@ def check_a_trace_is_of_all_ranks_on_one_clock(group: Group) -> None:
     loop.train(group, run)
     if group.rank == 0:
         document = load(run.folder.trace)
-        check_format(document, group.size)
+        assert_format(document, group.size)
         sends = [event["args"] for event in slices(document, "communication")]
         traced = sum(each.get("bytes", 0) + each.get("header_bytes", 0) for each in sends)
         assert traced == sum(record["comm_bytes"] for record in steps_of(path)[1:4])

@@ -28,7 +28,7 @@ def slices(document: dict[str, Any], track: str) -> list[dict[str, Any]]:
     return [e for e in document["traceEvents"] if e["ph"] == "X" and e["cat"] == track]
 
 
-def check_format(document: dict[str, Any], ranks: int) -> None:
+def assert_format(document: dict[str, Any], ranks: int) -> None:
     """Raise an AssertionError for what is wrong."""
     events = document["traceEvents"]
     assert {event["ph"] for event in events} <= set("MXsf")
@@ -47,10 +47,10 @@ def check_format(document: dict[str, Any], ranks: int) -> None:
         assert len({event["cat"] for event in own}) == 1
         for one, other in pairwise(own):
             assert one["ts"] + one["dur"] <= other["ts"] + NANOSECOND, (one, other)
-    check_arrows(document, threads)
+    assert_arrows(document, threads)
 
 
-def check_arrows(document: dict[str, Any], threads: dict[Any, list[dict[str, Any]]]) -> None:
+def assert_arrows(document: dict[str, Any], threads: dict[Any, list[dict[str, Any]]]) -> None:
     """Every send has its receive, on the rank that it was for, and none before it was sent."""
     starts = {e["id"]: e for e in document["traceEvents"] if e["ph"] == "s"}
     ends = {e["id"]: e for e in document["traceEvents"] if e["ph"] == "f"}

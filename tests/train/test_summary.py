@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from chrome_format import check_format
+from chrome_format import assert_format
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -72,7 +72,7 @@ def test_the_bubble_of_a_simulated_run_is_the_simulator_s(timeline: Timeline) ->
     layout = Layout(pp=schedule.stages, schedule=schedule.name)
     assert route_of(layout) == schedule.route
     made = json.loads(json.dumps(chrome(traces(timeline), layout)))
-    check_format(made, schedule.stages)
+    assert_format(made, schedule.stages)
     found = Trace.of(made)
     assert summary.bubble(found) == pytest.approx(timeline.bubble, abs=1e-6)
     measured = summary.times_of(found)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from chrome_format import check_format, load, slices
+from chrome_format import assert_format, load, slices
 from small_run import arrays, assert_bitwise, config, run_of, steps_of
 
 from minitrain.comm import Group, run_ranks
@@ -44,7 +44,7 @@ def traced(path: Path, layout: str, trace: TraceFile | None = None, **flags: Any
 def test_a_trace_has_every_instruction_and_every_byte(layout: str, tmp_path: Path) -> None:
     run = traced(tmp_path, layout)
     document = load(run.folder.trace)
-    check_format(document, run.layout.size)
+    assert_format(document, run.layout.size)
     schedule = schedule_of(run.layout, 3)
     work = [(e["pid"], e["args"]["step"], e["name"]) for e in slices(document, "work")]
     for rank in range(run.layout.size):
