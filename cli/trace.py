@@ -133,13 +133,13 @@ def _draw(found: Trace, step: int, width: int) -> None:
     """A row for each rank, in colour on a terminal."""
     from minitrain.schedules.draw import row
 
-    spans = [span for span in found.steps if span.step == step]
-    begin, end = min(span.start for span in spans), max(span.end for span in spans)
+    drawn = found.of_step(step)
+    begin, end = min(span.start for span in drawn.steps), max(span.end for span in drawn.steps)
     picture = Picture(width) if sys.stdout.isatty() else None
     for rank in range(found.layout.size):
         marks = [
             mark._replace(start=mark.start - begin, end=mark.end - begin)
-            for mark in _marks(found, rank, step)
+            for mark in _marks(drawn, rank)
         ]
         segments = row(marks, end - begin, width)
         if picture is not None:
@@ -148,11 +148,11 @@ def _draw(found: Trace, step: int, width: int) -> None:
             tell(f"{f'rank {rank}':10} |{''.join(each.text() for each in segments)}|")
 
 
-def _marks(found: Trace, rank: int, step: int) -> Iterator[Mark]:
+def _marks(drawn: Trace, rank: int) -> Iterator[Mark]:
     """The work of a rank, and between its pieces the calls, those of one axis as one."""
     from minitrain.schedules.draw import MESSAGES, Mark
 
-    spans = [s for s in (*found.work, *found.calls) if (s.rank, s.step) == (rank, step)]
+    spans = [span for span in (*drawn.work, *drawn.calls) if span.rank == rank]
     spans.sort(key=lambda span: span.start)
     for axis, group in groupby(_outermost(spans), key=lambda span: span.axis):
         if not axis:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
@@ -60,8 +60,13 @@ class Recordings:
             uses.append((run.trace.first, run.trace.last, self._write))
         if pipeline.is_measured(run.config, run.layout):
             uses.append((*pipeline.MEASURED, self._search))
+        others = (
+            (batches, "batch", "batch"),
+            (stepper.model, "gradient_norm", "norm"),
+            (stepper, "apply", "optimizer"),
+        )
         for first, last, use in uses:
-            recorder = Recorder(group, stepper, batches, clock_of(run.xp))
+            recorder = Recorder(group, stepper.model, others, clock_of(run.xp))
             self.recordings.append(Recording(recorder, done + first, done + last, use))
 
     @contextmanager
@@ -96,7 +101,8 @@ class Recordings:
         text = np.empty(0, np.uint8)
         if trace is not None:
             measured = Trace.of(trace)
-            times = replace(summary.times_of(measured), transfer=summary.transfer(measured))
+            times = summary.times_of(measured, median)  # one that was interrupted does not count
+            times = replace(times, transfer=summary.transfer(measured))
             config = pipeline.kept(config, pipeline.found(config, layout, times))
             text = np.frombuffer(str(config.run.instructions).encode(), np.uint8)
         text = self.group.broadcast(text, purpose="control")

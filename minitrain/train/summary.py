@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from statistics import fmean, median
 from typing import NamedTuple
 
@@ -113,7 +113,7 @@ def _schedules(trace: Trace) -> Iterator[Schedule]:
         yield schedule
 
 
-def times_of(trace: Trace) -> Times:
+def times_of(trace: Trace, average: Callable[[Iterable[float]], float] = fmean) -> Times:
     """How long F, I and W of each virtual stage took, on average. A backward in one pass is told
     apart only where some are in two; else all of it is I."""
     route = route_of(trace.layout)
@@ -126,7 +126,7 @@ def times_of(trace: Trace) -> Times:
     def of(kind: int, *others: int) -> tuple[float, ...]:
         kinds = (kind, *others)
         taken = [next((k for k in kinds if found[k, s]), kind) for s in range(route.virtual_stages)]
-        return tuple(fmean(found[k, s] or [0.0]) for s, k in enumerate(taken))
+        return tuple(average(found[k, s] or [0.0]) for s, k in enumerate(taken))
 
     return Times(of(FORWARD), of(BACKWARD_INPUTS, BACKWARD), of(BACKWARD_WEIGHTS))
 

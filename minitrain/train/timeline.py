@@ -95,6 +95,14 @@ class Trace:
                 raise ValueError("without a step, or the work of a rank")
         return cls(layout, tracks[STEP], tracks[WORK], tracks[CALL], arrows)
 
+    def of_step(self, step: int) -> Trace:
+        """The same of one step, its messages left out."""
+        steps, work, calls = (
+            [span for span in spans if span.step == step]
+            for spans in (self.steps, self.work, self.calls)
+        )
+        return Trace(self.layout, steps, work, calls, [])
+
 
 def _span(event: Mapping[str, Any]) -> Span:
     start, args = event["ts"] / 1e6, event["args"]

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,10 @@ from minitrain.comm.group import Group
 from minitrain.comm.ledger import Ledger, Record
 from minitrain.comm.transport import Request
 from minitrain.layout import Layout
+from minitrain.parallel import ParallelModel
 from minitrain.parallel.pipeline import Turn
 from minitrain.schedules.instruction import pack, text
 from minitrain.train.chrome import Call, RankTrace, Sent, chrome
-from minitrain.train.step import Stepper
 
 Clock = Callable[[], float]
 Method = Callable[..., Any]
@@ -54,12 +55,18 @@ class Recorder:
 
     Args:
         group: all ranks of the run.
-        batches: whose `batch` gives the global batch of a step.
+        model: of whose worker each instruction is recorded.
+        others: what else is work: the object, its method, and what that is called.
         clock: in seconds, the same one on all ranks of a node.
     """
 
-    def __init__(self, group: Group, stepper: Stepper, batches: Any,
-                 clock: Clock = time.perf_counter):  # fmt: skip
+    def __init__(
+        self,
+        group: Group,
+        model: ParallelModel,
+        others: Iterable[tuple[Any, str, str]] = (),
+        clock: Clock = time.perf_counter,
+    ):
         self.group, self.clock = group, clock
         self.trace = RankTrace([], [], [])
         self.counted = Counted()
@@ -67,17 +74,16 @@ class Recorder:
         self.expected: list[tuple[str, Request]] = []  # messages that have not been seen to come
         self.number = 0  # of the step
         self.begun = 0.0  # when the work in hand began
-        model, transport = stepper.model, group.transport
+        transport = group.transport
         self.replaced: list[tuple[Any, str, Callable[[Method], Method]]] = [
-            (batches, "batch", lambda method: self._work(method, lambda *_: "batch")),
-            (model.worker, "execute", lambda method: self._work(method, _name)),
+            (model.worker, "execute", partial(self._work, _name)),
             (model.worker.boundaries, "take", self._take),
-            (model, "gradient_norm", lambda method: self._work(method, lambda *_: "norm")),
-            (stepper, "apply", lambda method: self._work(method, lambda *_: "optimizer")),
             (transport, "send", self._send),
             (transport, "receive", self._receive),
             (transport, "wait", self._wait),
         ]
+        for owner, method, name in others:
+            self.replaced.append((owner, method, partial(self._work, partial(_fixed, name))))
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
@@ -93,7 +99,7 @@ class Recorder:
                 self._called("receive", self.clock())
             self.trace.steps.append((number, start, self.clock()))
 
-    def _work(self, method: Method, name: Callable[..., str]) -> Method:
+    def _work(self, name: Callable[..., str], method: Method) -> Method:
         def recorded(*args: Any) -> Any:
             self.begun = self.clock()
             result = method(*args)
@@ -172,6 +178,10 @@ def _replaced(owner: Any, name: str, method: Method) -> Iterator[None]:
 
 def _name(turn: Turn, *_: Any) -> str:
     return text(pack(*turn[:3]))
+
+
+def _fixed(name: str, *_: Any) -> str:
+    return name
 
 
 def gathered(recorder: Recorder, layout: Layout) -> dict[str, Any] | None:

@@ -88,7 +88,7 @@ def test_measured_it_is_bitwise_one_rank_and_kept(
 def test_found_for_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Within the memory that is allowed; with more than 1F1B's it is better than zb-h1."""
     times = Times((1.0, 2.0, 1.0), (3.0, 1.0, 2.0), (0.5, 0.5, 2.0))
-    monkeypatch.setattr(summary, "times_of", lambda trace: times)
+    monkeypatch.setattr(summary, "times_of", lambda trace, average: times)
     monkeypatch.setattr(summary, "transfer", lambda trace: 0.25)
     do(tmp_path, config(**UNTIED, memory=4.0), "pp3,zb-auto")
     route, times = route_of(Layout.parse("pp3,zb-auto")), replace(times, transfer=0.25)

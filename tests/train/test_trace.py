@@ -63,6 +63,20 @@ def test_a_trace_has_every_instruction_and_every_byte(layout: str, tmp_path: Pat
         assert {purpose: n for purpose, n in sent.items() if n} == by_purpose
 
 
+@pytest.mark.parametrize("layout", ["pp2,1f1b", "pp3,zb-h1", "pp2,interleaved"])
+def test_a_stage_works_only_once_its_input_has_come(layout: str, tmp_path: Path) -> None:
+    """The wait for it is none of its work; what it makes is sent by the work that has made it."""
+    found = timeline.read(traced(tmp_path, layout).folder.trace)
+    turns = [span for span in found.work if span.is_turn]
+    for call in found.calls:
+        middle = (call.start + call.end) / 2
+        at = [t for t in turns if t.rank == call.rank and t.start < middle < t.end]
+        if call.name == "send pp send":  # over a boundary, not in a collective
+            assert len(at) == 1
+        elif call.kind != "send":
+            assert at == []
+
+
 def test_axes_and_purposes_of_messages(tmp_path: Path) -> None:
     """With three micro-batches a boundary has three activations and three gradients a step."""
     document = load(traced(tmp_path, "dp2,pp2,tp2").folder.trace)
@@ -87,7 +101,7 @@ def test_a_recorded_run_has_the_bits_of_one_that_is_not_and_leaves_nothing(tmp_p
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recordings, "Recorder", Kept)
         traced(tmp_path / "traced", "dp2,pp2,zb-h1", TraceFile(None, 3, 3))
-    assert len(left) == 4 * 8
+    assert len(left) == 4 * 8  # ranks, methods
     assert not [name for owner, name in left if name in vars(owner)]
     run = run_of(tmp_path / "plain", config(steps=5, layers=2, batch=12, micro_batches=3),
                  "dp2,pp2,zb-h1")  # fmt: skip
@@ -150,6 +164,24 @@ def test_clocks_of_other_nodes_are_set_by_rank_0s() -> None:
     assert [offset for offset, _ in found] == pytest.approx(behind, abs=0.5)
     assert [messages > 0 for _, messages in found] == [True, False, True, True, True]
     assert run_ranks(3, rank) == [(0.0, 0)] * 3
+
+
+def test_a_trace_of_several_nodes_is_on_one_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which the ranks' own clocks, hours apart, are not."""
+    ahead = {"rank 0": 5000.0, "rank 1": 0.0}
+    monkeypatch.setattr(
+        recordings,
+        "clock_of",
+        lambda xp: lambda: time.perf_counter() + ahead[threading.current_thread().name],
+    )
+    run = run_of(tmp_path, config(steps=4, layers=2, micro_batches=3), "pp2")
+    run_ranks(2, train, replace(run, trace=TraceFile(None)), nodes=[0, 1])
+    found = timeline.read(run.folder.trace)
+    assert len(found.arrows) > 10
+    assert all(abs(arrow.came - arrow.sent) < 60 for arrow in found.arrows)
+    assert 0 < summary.step_seconds(found) < 60
 
 
 def broken_disk(path: Path, text: str) -> None:
