@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,13 +18,14 @@ from chrome_format import assert_format, load, slices
 from small_run import arrays, assert_bitwise, config, run_of, steps_of
 
 from minitrain.comm import Group, run_ranks
+from minitrain.layout import Layout
 from minitrain.parallel.stages import schedule_of
 from minitrain.parallel.worker import Worker
 from minitrain.train import recordings, summary, timeline, trace_file
 from minitrain.train.disk import WriteError
 from minitrain.train.loop import train
 from minitrain.train.run import Run
-from minitrain.train.trace import clock_offset
+from minitrain.train.trace import Recorder, clock_offset, gathered
 from minitrain.train.trace_file import TraceFile
 
 LAYOUTS = (
@@ -147,6 +149,32 @@ def test_a_stage_that_takes_longer_is_the_slowest(
     assert slowest.rank == 1
     assert slowest.seconds == pytest.approx(6, abs=1)
     assert slowest.to_mean > 2
+
+
+def test_a_message_that_nobody_waits_for_is_seen_at_the_end_of_the_step() -> None:
+    """It was expected, and handed over while its receiver did something else."""
+    expected, sent = threading.Event(), threading.Event()
+
+    def rank(group: Group) -> Any:
+        worker = SimpleNamespace(execute=None, boundaries=SimpleNamespace(take=None))
+        recorder = Recorder(group, SimpleNamespace(worker=worker))
+        with recorder.step(1):
+            if group.rank == 0:
+                expected.wait(30)
+                group.send(np.zeros(3), 1)
+                sent.set()
+            else:
+                coming = group.irecv(0)
+                expected.set()
+                sent.wait(30)
+        if group.rank == 1:
+            coming.wait()
+        return gathered(recorder, Layout(dp=2))
+
+    made, _ = run_ranks(2, rank)
+    assert_format(made, 2)
+    kinds = [event["args"]["kind"] for event in slices(made, "communication")]
+    assert kinds == ["send", "receive", "receive"]
 
 
 def test_clocks_of_other_nodes_are_set_by_rank_0s() -> None:
