@@ -15,7 +15,7 @@ from minitrain.train.trace_file import TraceFile
 from .arguments import given
 
 IN_RUN = "trace.json in the run's folder"
-MOST = 100  # steps; each takes some 200 bytes a message and rank
+MOST = 100  # steps; a message takes some 800 bytes
 
 
 class Steps(click.ParamType):  # type: ignore[type-arg,unused-ignore]

@@ -105,7 +105,7 @@ class Schedule:
 
 
 def words_of(schedule: Schedule) -> str:
-    """All of a schedule in one text, which `in_words` reads: F0 F1 B0 B1 / F0 B0 F1 B1."""
+    """What all ranks do in one text, which `Schedule.read` takes in parts: F0 B0 / F0 B0."""
     return " / ".join(map(schedule.text, range(schedule.stages)))
 
 

@@ -17,6 +17,7 @@ from minitrain.parallel.stages import check_schedule, route_of
 from minitrain.schedules.auto import NAME as AUTO
 from minitrain.schedules.auto import zb_auto_on
 from minitrain.schedules.build import build
+from minitrain.schedules.check import check
 from minitrain.schedules.instruction import Schedule, words_of
 from minitrain.schedules.times import Times, read_times
 from minitrain.train.config.option import ConfigError
@@ -57,7 +58,7 @@ def given(config: RunConfig, layout: Layout) -> Schedule:
     """The schedule that the configuration has.
 
     Raises:
-        UserError: it cannot be run on the layout.
+        UserError: it cannot be run on the layout, or not within the memory that is allowed.
     """
     lines = str(config.run.instructions).split("/")
     route, count = route_of(layout), config.data.micro_batches
@@ -68,6 +69,7 @@ def given(config: RunConfig, layout: Layout) -> Schedule:
         )
     schedule = Schedule.read(AUTO, count, route, lines)
     check_schedule(schedule, layout, count)
+    check(schedule, memory=config.run.memory)
     return schedule
 
 

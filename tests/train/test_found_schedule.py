@@ -139,6 +139,13 @@ def test_instructions_that_cannot_be_run(words: str, message: str) -> None:
         pipeline.settled(given, Layout.parse("pp2,zb-auto"))
 
 
+def test_instructions_that_need_more_memory_than_is_allowed() -> None:
+    words = "F0 F1 F2 F3 B0 B1 B2 B3 / F0 B0 F1 B1 F2 B2 F3 B3"
+    given = config(**UNTIED, instructions=words, memory=3.0)
+    with pytest.raises(UserError, match="rank 0 holds 4 micro-batches, more than the 3 allowed"):
+        pipeline.settled(given, Layout.parse("pp2,zb-auto"))
+
+
 def test_what_was_kept_for_another_layout_is_left_behind() -> None:
     auto, two = Layout.parse("pp2,zb-auto"), Layout.parse("pp2,zb-auto,chunks2")
     stored = pipeline.settled(config(**UNTIED, times="1,2,3"), auto)
