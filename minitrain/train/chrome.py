@@ -1,7 +1,7 @@
 """The trace of a run as Chrome's trace JSON, which ui.perfetto.dev opens.
 
 Each rank is a process of three tracks: its steps; its work, which is what the worker executes (F,
-B, I and W of a micro-batch), the norm, the optimizer and the batch; and its calls that send,
+B, I and W of a micro-batch), the data, the norm and the optimizer; and its calls that send,
 receive or wait. A message is an arrow from the call that sends it to the call in which it is seen
 to have come. Times in the file are microseconds; everywhere else they are seconds.
 """

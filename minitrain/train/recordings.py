@@ -61,7 +61,7 @@ class Recordings:
         if pipeline.is_measured(run.config, run.layout):
             uses.append((*pipeline.MEASURED, self._search))
         others = (
-            (batches, "batch", "batch"),
+            (batches, "batch", "data"),
             (stepper.model, "gradient_norm", "norm"),
             (stepper, "apply", "optimizer"),
         )

@@ -48,7 +48,7 @@ def test_a_trace_has_every_instruction_and_every_byte(layout: str, tmp_path: Pat
     work = [(e["pid"], e["args"]["step"], e["name"]) for e in slices(document, "work")]
     for rank in range(run.layout.size):
         own = schedule.text(run.layout.coordinates(rank)["pp"]).split()
-        expected = ["batch", *own, "norm", "optimizer"]
+        expected = ["data", *own, "norm", "optimizer"]
         for step in (2, 3, 4):
             assert [name for r, s, name in work if (r, s) == (rank, step)] == expected
     assert len(slices(document, "step")) == 3 * run.layout.size
