@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from itertools import product
 from statistics import fmean, median
 from typing import NamedTuple
 
@@ -81,8 +82,8 @@ def _bubble(turns: list[list[Span]]) -> float:
 def ideal_bubble(trace: Trace) -> float:
     """That of the schedules that ran, simulated with the times measured, and messages that take
     none."""
-    times = times_of(trace)
-    return fmean(simulate(schedule, times).bubble for schedule in _schedules(trace))
+    schedules, times = list(_schedules(trace)), times_of(trace)
+    return fmean(simulate(schedule, times).bubble for schedule in schedules)
 
 
 def _turns_of_steps(trace: Trace) -> Iterator[list[list[Span]]]:
@@ -96,16 +97,17 @@ def _turns_of_steps(trace: Trace) -> Iterator[list[list[Span]]]:
 
 
 def _schedules(trace: Trace) -> Iterator[Schedule]:
-    """What the first of the pipelines ran, step by step.
+    """What each of the pipelines ran in each step.
 
     Raises:
         ScheduleError: something that cannot have run.
     """
     layout = trace.layout
-    coordinates = [layout.coordinates(rank) for rank in range(layout.size)]
-    ranks = [r for r, at in enumerate(coordinates) if not any({**at, "pp": 0}.values())]
-    ranks.sort(key=lambda rank: coordinates[rank]["pp"])
-    for turns in _turns_of_steps(trace):
+    pipelines: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for rank in sorted(range(layout.size), key=lambda rank: layout.coordinates(rank)["pp"]):
+        others = {axis: at for axis, at in layout.coordinates(rank).items() if axis != "pp"}
+        pipelines[tuple(others.values())].append(rank)
+    for turns, ranks in product(_turns_of_steps(trace), pipelines.values()):
         lines = [" ".join(span.name for span in turns[rank]) for rank in ranks]
         count = 1 + max(unpack(read(span.name))[1] for span in turns[ranks[0]])
         schedule = Schedule.read(str(layout.schedule), count, route_of(layout), lines)

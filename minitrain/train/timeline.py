@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
+from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -105,9 +106,12 @@ class Trace:
 
 
 def _span(event: Mapping[str, Any]) -> Span:
-    start, args = event["ts"] / 1e6, event["args"]
-    more = args.get("kind", ""), args.get("axis", ""), args.get("bytes", 0)
-    return Span(event["pid"], args["step"], event["name"], start, start + event["dur"] / 1e6, *more)
+    start, seconds, args = event["ts"] / 1e6, event["dur"] / 1e6, event["args"]
+    if not (isfinite(start + seconds) and seconds >= 0):
+        raise ValueError("no span of time")
+    more = str(args.get("kind", "")), str(args.get("axis", "")), int(args.get("bytes", 0))
+    rank, step = int(event["pid"]), int(args["step"])
+    return Span(rank, step, str(event["name"]), start, start + seconds, *more)
 
 
 def _arrow(sent: Mapping[str, Any], came: Mapping[str, Any]) -> Arrow:

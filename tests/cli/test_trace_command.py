@@ -148,10 +148,23 @@ def test_parts_of_a_trace_are_one_line(folder: Path) -> None:
     for end in range(0, len(text), len(text) // 9):
         (folder / "part.json").write_bytes(text[:end])
         assert "part.json is not a trace" in one_line(invoke("trace", "part.json"))
+    for name, value in (("ts", 1e999), ("ts", "0"), ("dur", -1), ("dur", float("nan"))):
+        [first, *rest] = [e for e in document["traceEvents"] if e["ph"] == "X"]
+        events = [{**first, name: value}, *rest]
+        (folder / "part.json").write_text(json.dumps({**document, "traceEvents": events}))
+        assert "part.json is not a trace" in one_line(invoke("trace", "part.json"))
     for lost in ("step", "work", "f"):
         kept = [e for e in document["traceEvents"] if lost not in (e["ph"], e.get("cat"))]
         (folder / "part.json").write_text(json.dumps({**document, "traceEvents": kept}))
         assert "part.json is not a trace" in one_line(invoke("trace", "part.json", "--json"))
+
+
+def test_a_schedule_that_cannot_have_run_is_one_line(folder: Path) -> None:
+    trained(*PIPELINE, "--trace", "t.json")
+    document = json.loads((folder / "t.json").read_bytes())
+    events = [event for event in document["traceEvents"] if event["name"] != "W1"]
+    (folder / "t.json").write_text(json.dumps({**document, "traceEvents": events}))
+    assert "rank 0 lacks W1" in one_line(invoke("trace", "t.json"))
 
 
 def test_no_run_and_no_file(folder: Path) -> None:
