@@ -24,6 +24,7 @@ COMMANDS = {
     "show": ("show", "show"),
     "plan": ("plan", "plan"),
     "schedule": ("schedule", "schedule"),
+    "trace": ("trace", "trace"),
     "generate": ("generate", "generate"),
     "eval": ("evaluate", "evaluate"),
     "convert": ("convert", "convert"),
@@ -32,7 +33,7 @@ COMMANDS = {
 
 
 # What one process does: under a launcher that is the first, and the others have nothing to do.
-ALONE = ("show", "eval", "generate", "convert", "doctor")
+ALONE = ("show", "eval", "generate", "convert", "trace", "doctor")
 
 
 class Commands(click.Group):

@@ -16,18 +16,19 @@ import click
 
 from .arguments import check_here, given_path
 from .groups import GroupedCommand
-from .introduction import idle_stages, introduction
+from .introduction import introduction
 from .main import fail
-from .memory import MemorySizeError, check_fits, memory_for, memory_of
+from .memory import MemorySizeError, memory_of
 from .options import ConfigSources, config_options
 from .output import say, tell
+from .prepare import prepare
 from .ranks import Ranks, rank_options
+from .tracing import trace_options
 
 if TYPE_CHECKING:
     from minitrain.comm.group import Group
-    from minitrain.train.config.sections import RunConfig
-    from minitrain.train.folder import RunFolder
-    from minitrain.train.loop import Outcome, Run, Stop
+    from minitrain.train.run import Outcome, Run, Stop
+    from minitrain.train.trace_file import TraceFile
 
 
 @click.command(cls=GroupedCommand)
@@ -36,11 +37,11 @@ if TYPE_CHECKING:
 )
 @click.option("--resume", is_flag=True, help="Go on with the run in --run-dir, or the newest one.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value; words go to stderr.")
+@trace_options
 @rank_options
 @config_options
-def train(
-    given: ConfigSources, ranks: Ranks, run_dir: str | None, resume: bool, as_json: bool
-) -> int:
+def train(given: ConfigSources, ranks: Ranks, trace: TraceFile | None, run_dir: str | None,
+          resume: bool, as_json: bool) -> int:  # fmt: skip
     """Train a language model on text.
 
     Metrics, checkpoints and the configuration are kept in a run folder. Without options: a small
@@ -51,7 +52,7 @@ def train(
     to stderr is no reason to end; results that cannot be written to stdout are status 2.
     """
     check_here()
-    run = _prepare(given, ranks, run_dir, resume)
+    run = prepare(given, ranks, run_dir, resume, trace)
     ranks = ranks._replace(layout=run.layout)
     ranks.launch()
     outcome = _run(ranks, run)
@@ -81,92 +82,6 @@ def _largest_product(run: Run) -> float:
     parts = config.data.micro_batches * run.layout.size
     tokens = config.data.batch * config.model.context / parts
     return largest_product(sizes_of(config.model, vocab), tokens)
-
-
-def _prepare(given: ConfigSources, ranks: Ranks, run_dir: str | None, resume: bool) -> Run:
-    """Everything that can be refused, before anything is written or sent."""
-    from minitrain.array import keep_memory
-    from minitrain.layout import Layout
-    from minitrain.machine import cores
-    from minitrain.parallel.table import check_layout
-    from minitrain.train.build import sizes_of
-    from minitrain.train.checkpoint.manifest import read_manifest
-    from minitrain.train.checkpoint.weights import load_tokenizer
-    from minitrain.train.config.resolve import notes as config_notes
-    from minitrain.train.data.text import Corpus
-    from minitrain.train.loop import Run
-    from minitrain.train.resume import blas_before, check_same
-
-    keep_memory()
-    xp = ranks.array_module()
-    _check_readable_by_all(ranks, given.file)
-    config, at, start, notes = _start(given, run_dir, resume)
-    if start:
-        ranks = ranks.going_on(Layout.parse(read_manifest(start).layout))
-    _check_readable_by_all(ranks, config.data.path, config.data.val_path, config.data.tokenizer)
-    # A run that goes on has its tokenizer in the checkpoint, trained or not.
-    tokenizer = load_tokenizer(start) if start else config.data.tokenizer
-    only = read_manifest(start).sources if start else None
-    with memory_for("the text", "give --data less of it, or ids in a .bin file, which is mapped"):
-        corpus = Corpus.load(
-            config.data.path, config.model.context, tokenizer, only, config.data.val_path
-        )
-    check_layout(
-        ranks.layout,
-        sizes_of(config.model, corpus.tokenizer.vocab),
-        batch=config.data.batch,
-        micro_batches=config.data.micro_batches,
-        stages=config.run.stage_sizes,
-        frozen=config.optimizer.frozen_patterns,
-    )
-    blas = None
-    if start:
-        notes += check_same(start, corpus, ranks.layout)
-        here = cores() // (1 if ranks.backend == "mpi" else ranks.layout.size)
-        blas, more = blas_before(start, ranks.layout, max(1, here))
-        notes += more
-    notes += [*config_notes(config), *corpus.notes, *idle_stages(ranks.layout, config)]
-    run = Run(config, ranks.layout, corpus, at, start, tuple(notes), xp, blas)
-    check_fits(run, processes=ranks.backend == "mpi")
-    return run
-
-
-def _check_readable_by_all(ranks: Ranks, *paths: str | None) -> None:
-    """Refuse what only one process can read where each MPI rank reads it: the others would hang."""
-    from minitrain.train.data.reading import TextError, once_only
-
-    if ranks.backend != "mpi":
-        return
-    for path in paths:
-        if path is not None and (kind := once_only(path)):
-            raise TextError(
-                f"{path} is {kind}, which can be read once only, but each MPI rank reads it; keep "
-                "its content in a file and give that, or leave out --backend mpi"
-            )
-
-
-def _start(
-    given: ConfigSources, run_dir: str | None, resume: bool
-) -> tuple[RunConfig, RunFolder, Path | None, list[str]]:
-    """The configuration of a run and its folder; of one that goes on also the checkpoint to start
-    from, and what differs from before."""
-    from minitrain.train import folder
-    from minitrain.train.config.resolve import preset_called
-    from minitrain.train.resume import absolute, resumed
-
-    at = folder.RunFolder(Path(run_dir)) if run_dir else None
-    if resume:
-        if given.preset or given.file:
-            raise click.UsageError(
-                "--resume takes the run's own configuration: no --preset, --config"
-            )
-        at = at or folder.newest()
-        config, start, notes = resumed(at, given.sets, given.flags)
-        return config, at, start, notes
-    config = absolute(given.resolve())
-    at = at or folder.next_free(preset_called(given.preset))
-    at.check_free()
-    return config, at, None, []
 
 
 def _rank(group: Group, run: Run) -> Outcome:

@@ -5,19 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
+from minitrain.batch import Batch
 from minitrain.comm.group import Group
-from minitrain.layout import Layout
 from minitrain.train import build
 from minitrain.train.checkpoint import files, state
+from minitrain.train.checkpoint.manifest import step_of
 from minitrain.train.config.resolve import to_toml
-from minitrain.train.config.sections import RunConfig
-from minitrain.train.data.text import Corpus
 from minitrain.train.disk import WriteError
 from minitrain.train.folder import RunFolder
 from minitrain.train.metrics import (
@@ -26,77 +24,9 @@ from minitrain.train.metrics import (
     keep_until,
     over_ranks,
 )
+from minitrain.train.recordings import Recordings
+from minitrain.train.run import Outcome, Reporter, Run
 from minitrain.train.step import Stepper, StepResult, TrainingError
-
-
-class Reporter(Protocol):
-    """Who is told what happens, on rank 0."""
-
-    def opened(self, folder: Path) -> None:
-        """The run has its folder, and begins."""
-
-    def step(self, record: dict[str, Any]) -> None:
-        """A step is done."""
-
-    def evaluation(self, record: dict[str, Any]) -> None:
-        """The held-out text has been evaluated."""
-
-    def saved(self, path: Path) -> None:
-        """A checkpoint is whole."""
-
-
-@dataclass
-class Stop:
-    """A wish to stop, which a signal handler sets.
-
-    Attributes:
-        signal: the signal's number; 0 for no wish.
-    """
-
-    signal: int = 0
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run to be done, the same on every rank.
-
-    Attributes:
-        start: the checkpoint to go on from; None to start from nothing.
-        notes: remarks for the user, one line each.
-        xp: where ranks compute: numpy, or cupy on the GPU that each has taken.
-        blas: BLAS threads of each rank, as before the run was resumed; None: what suits it.
-        stop: where any rank has a signal, all ranks stop after the same step, and save.
-    """
-
-    config: RunConfig
-    layout: Layout
-    corpus: Corpus
-    folder: RunFolder
-    start: Path | None
-    notes: tuple[str, ...] = ()
-    xp: Any = np
-    blas: int | None = None
-    stop: Stop = field(default_factory=Stop)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a run ended.
-
-    Attributes:
-        steps: how many it has done, those before a resumption included.
-        loss: of the last step.
-        val_loss, val_bits_per_byte: of the last evaluation; None if there was none.
-        stopped: the signal that ended it before its last step; 0 if it came to its end.
-        run_dir: the folder that it is kept in.
-    """
-
-    steps: int
-    loss: float | None
-    val_loss: float | None
-    val_bits_per_byte: float | None
-    stopped: int
-    run_dir: str = field(default="", compare=False)
 
 
 def train(group: Group, run: Run, reporter: Reporter | None = None) -> Outcome:
@@ -127,17 +57,18 @@ def train(group: Group, run: Run, reporter: Reporter | None = None) -> Outcome:
         run = replace(run, folder=_agreed(group, run.folder))
         for listener in listeners:
             listener.opened(run.folder.path)
-        with _way_on(run.folder):
+        with _way_on(run):
             return _Loop(group, run, stepper, listeners).run(done)
 
 
 @contextmanager
-def _way_on(folder: RunFolder) -> Iterator[None]:
+def _way_on(run: Run) -> Iterator[None]:
     """Inside, what ends a run says how to go on, if there is a checkpoint to go on from."""
     try:
         yield
     except (TrainingError, WriteError) as error:
-        if files.newest(folder.checkpoints) is None:
+        last = files.newest(run.folder.checkpoints)
+        if last is None or step_of(last) == run.config.run.steps:
             raise
         raise type(error)(f"{error}; --resume goes on from the last checkpoint") from error
 
@@ -160,38 +91,51 @@ class _Loop:
         self.saved = -1
 
     def run(self, done: int) -> Outcome:
-        """Steps done + 1 to the last."""
+        """Steps done + 1 to the last.
+
+        Raises:
+            WriteError: at the end, if the trace could not be written.
+        """
         section = self.task.config.run
+        recordings = Recordings(self.group, self.stepper, self, self.listeners, self.task, done)
         stopped = 0
         if done == 0:
             self._evaluate(0)
         while done < section.steps and not stopped:
-            stopped = self._step(done)
+            stopped = self._step(done, recordings)
             done += 1
+            recordings.stepped(done, final=done == section.steps or stopped > 0)
+            self.task = recordings.run
             if done % section.eval_every == 0 or done == section.steps:
                 self._evaluate(done)
             if done % section.save_every == 0:
                 self._save(done)
         if self.saved != done:
             self._save(done)
+        if recordings.error is not None:
+            raise recordings.error
         value = self.validation.get
         if done == section.steps:
             stopped = 0  # too late to change anything
         return Outcome(done, self.loss, value("val_loss"), value("val_bits_per_byte"), stopped,
                        str(self.task.folder.path))  # fmt: skip
 
-    def _step(self, index: int) -> int:
-        config, start = self.task.config, time.perf_counter()
-        with self.group.ledger() as ledger:
-            batch = self.task.corpus.batch(
-                index, config.data.batch, config.model.context, config.run.seed
-            )
-            result = self.stepper.step(batch)
+    def _step(self, index: int, recordings: Recordings) -> int:
+        start = time.perf_counter()
+        with self.group.ledger() as ledger, recordings.step(index + 1):
+            result = self.stepper.step(self.batch(index))
         seconds = time.perf_counter() - start
         cost, stop = over_ranks(self.group, seconds, ledger, self.task.stop.signal)
         self.loss = result.loss
         self._record(index + 1, result, cost)
         return stop
+
+    def batch(self, index: int) -> Batch:
+        """The global batch of a step, counted from 0."""
+        config = self.task.config
+        return self.task.corpus.batch(
+            index, config.data.batch, config.model.context, config.run.seed
+        )
 
     def _record(self, step: int, result: StepResult, cost: dict[str, Any]) -> None:
         rate = result.tokens / cost["step_seconds"]

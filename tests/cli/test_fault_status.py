@@ -39,6 +39,7 @@ PLACES = [
     ("minitrain.train.evaluate.windows", ("eval", "run", "--data", "text.txt")),
     ("minitrain.oracle.traffic.measure", ("show", "dp2")),
     ("minitrain.schedules.simulate.simulate", ("schedule", "1f1b")),
+    ("minitrain.train.timeline.read", ("trace", "trace.json")),
     ("minitrain.oracle.verify", ("doctor",)),
 ]
 
