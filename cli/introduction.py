@@ -36,12 +36,11 @@ def _memory(run: Run) -> Iterator[str]:
     """What rank 0 will hold, where there is a formula for it."""
     from minitrain.layout import LayoutError
     from minitrain.planner.memory import held
-    from minitrain.train.build import sizes_of
 
     config, layout = run.config, run.layout
     try:
         bytes_of = held(
-            sizes_of(config.model, run.corpus.tokenizer.vocab),
+            run.sizes,
             layout,
             batch=-(-config.data.batch // (config.data.micro_batches * layout.data_ranks)),
             length=config.model.context,

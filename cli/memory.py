@@ -57,12 +57,11 @@ def _held(run: Run) -> Held | None:
     """What the first rank holds, which holds the most; None where no formula covers the layout."""
     from minitrain.layout import LayoutError
     from minitrain.planner.memory import held
-    from minitrain.train.build import sizes_of
 
     config, layout = run.config, run.layout
     try:
         return held(
-            sizes_of(config.model, run.corpus.tokenizer.vocab),
+            run.sizes,
             layout,
             batch=config.data.batch // (config.data.micro_batches * layout.dp),
             length=config.model.context,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,23 +16,25 @@ from .ranks import Ranks
 if TYPE_CHECKING:
     from minitrain.train.config.sections import RunConfig
     from minitrain.train.folder import RunFolder
+    from minitrain.train.origin import Origin
     from minitrain.train.run import Run
     from minitrain.train.trace_file import TraceFile
 
 
 def prepare(given: ConfigSources, ranks: Ranks, run_dir: str | None, resume: bool,
-             trace: TraceFile | None) -> Run:  # fmt: skip
+            origin: str | None, trace: TraceFile | None) -> Run:  # fmt: skip
     """Everything that can be refused, before anything is written or sent."""
     from minitrain.array import keep_memory
     from minitrain.layout import Layout
     from minitrain.machine import cores
+    from minitrain.nn.config import from_values as sizes_from
     from minitrain.parallel.table import check_layout
-    from minitrain.train.build import sizes_of
     from minitrain.train.checkpoint.manifest import read_manifest, step_of
     from minitrain.train.checkpoint.weights import load_tokenizer
-    from minitrain.train.config.resolve import from_values
+    from minitrain.train.config.resolve import asked, from_values
     from minitrain.train.config.resolve import notes as config_notes
     from minitrain.train.data.text import Corpus
+    from minitrain.train.origin import sizes_with
     from minitrain.train.pipeline import notes as schedule_notes
     from minitrain.train.pipeline import resettled, settled
     from minitrain.train.resume import blas_before, check_same
@@ -40,21 +43,27 @@ def prepare(given: ConfigSources, ranks: Ranks, run_dir: str | None, resume: boo
     keep_memory()
     xp = ranks.array_module()
     _check_readable_by_all(ranks, given.file)
+    before = _origin(origin, resume)
     config, at, start, notes = _start(given, run_dir, resume)
+    if before:
+        config = before.fitted(config, asked(given.sets, given.flags))
     manifest = read_manifest(start) if start else None
     if manifest:
         ranks = ranks.going_on(Layout.parse(manifest.layout))
     _check_readable_by_all(ranks, config.data.path, config.data.val_path, config.data.tokenizer)
     # A run that goes on has its tokenizer in the checkpoint, trained or not.
-    tokenizer = load_tokenizer(start) if start else config.data.tokenizer
+    tokenizer: Any = before.tokenizer if before else config.data.tokenizer
+    tokenizer = load_tokenizer(start) if start else tokenizer
     only = manifest.sources if manifest else None
     with memory_for("the text", "give --data less of it, or ids in a .bin file, which is mapped"):
         corpus = Corpus.load(
             config.data.path, config.model.context, tokenizer, only, config.data.val_path
         )
+    known = sizes_from(manifest.model) if manifest else before and sizes_with(before.sizes, config)
+    run = Run(config, ranks.layout, corpus, at, start, known=known)
     check_layout(
         ranks.layout,
-        sizes_of(config.model, corpus.tokenizer.vocab),
+        run.sizes,
         batch=config.data.batch,
         micro_batches=config.data.micro_batches,
         stages=config.run.stage_sizes,
@@ -71,11 +80,14 @@ def prepare(given: ConfigSources, ranks: Ranks, run_dir: str | None, resume: boo
         here = cores() // (1 if ranks.backend == "mpi" else ranks.layout.size)
         blas, more = blas_before(start, ranks.layout, max(1, here))
         notes += more
+    if before:
+        notes.append(f"weights and tokenizer from {before.path}")
     notes += [*config_notes(config), *corpus.notes, *idle_stages(ranks.layout, config),
               *schedule_notes(config, ranks.layout)]  # fmt: skip
     if trace is not None:
         trace.check(config.run.steps - (step_of(start) if start else 0))
-    run = Run(config, ranks.layout, corpus, at, start, tuple(notes), xp, blas, trace=trace)
+    run = replace(run, config=config, notes=tuple(notes), xp=xp, blas=blas, trace=trace,
+                  weights=before and before.weights)  # fmt: skip
     check_fits(run, processes=ranks.backend == "mpi")
     return run
 
@@ -92,6 +104,20 @@ def _check_readable_by_all(ranks: Ranks, *paths: str | None) -> None:
                 f"{path} is {kind}, which can be read once only, but each MPI rank reads it; keep "
                 "its content in a file and give that, or leave out --backend mpi"
             )
+
+
+def _origin(path: str | None, resume: bool) -> Origin | None:
+    """The model to begin with, where one is named."""
+    if path is None:
+        return None
+    if resume:
+        raise click.UsageError(
+            "--from begins a new run and --resume goes on with one; leave one of them out"
+        )
+    from minitrain.train.origin import read
+
+    with memory_for("the model", "free some, as it is held as a whole"):
+        return read(Path(path))
 
 
 def _start(

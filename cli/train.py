@@ -36,12 +36,19 @@ if TYPE_CHECKING:
     "--run-dir", type=given_path, metavar="DIR", help="Where the run is kept. [runs/NNNN-PRESET]"
 )
 @click.option("--resume", is_flag=True, help="Go on with the run in --run-dir, or the newest one.")
+@click.option(
+    "--from",
+    "origin",
+    type=given_path,
+    metavar="PATH",
+    help="Begin with the weights of a run, a checkpoint, or a Hugging Face folder.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value; words go to stderr.")
 @trace_options
 @rank_options
 @config_options
 def train(given: ConfigSources, ranks: Ranks, trace: TraceFile | None, run_dir: str | None,
-          resume: bool, as_json: bool) -> int:  # fmt: skip
+          origin: str | None, resume: bool, as_json: bool) -> int:  # fmt: skip
     """Train a language model on text.
 
     Metrics, checkpoints and the configuration are kept in a run folder. Without options: a small
@@ -52,7 +59,7 @@ def train(given: ConfigSources, ranks: Ranks, trace: TraceFile | None, run_dir: 
     to stderr is no reason to end; results that cannot be written to stdout are status 2.
     """
     check_here()
-    run = prepare(given, ranks, run_dir, resume, trace)
+    run = prepare(given, ranks, run_dir, resume, origin, trace)
     ranks = ranks._replace(layout=run.layout)
     ranks.launch()
     outcome = _run(ranks, run)
@@ -75,13 +82,12 @@ def _run(ranks: Ranks, run: Run) -> Outcome:
 
 def _largest_product(run: Run) -> float:
     """Operations of the largest matrix product of a rank's step."""
-    from minitrain.train.build import sizes_of
     from minitrain.train.metrics import largest_product
 
-    config, vocab = run.config, run.corpus.tokenizer.vocab
+    config = run.config
     parts = config.data.micro_batches * run.layout.size
     tokens = config.data.batch * config.model.context / parts
-    return largest_product(sizes_of(config.model, vocab), tokens)
+    return largest_product(run.sizes, tokens)
 
 
 def _rank(group: Group, run: Run) -> Outcome:

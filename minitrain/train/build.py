@@ -19,10 +19,9 @@ from minitrain.train.config.sections import ModelSection, OptimizerSection, RunC
 from minitrain.train.step import Stepper
 
 
-def model_of(config: RunConfig, vocab: int) -> Model:
-    """The plain model, declared and not filled."""
-    section = config.model
-    model = declare(sizes_of(section, vocab))
+def model_of(config: RunConfig, vocab: int, sizes: Config | None = None) -> Model:
+    """The plain model, declared and not filled; sizes: more than its configuration says."""
+    model = declare(sizes or sizes_of(config.model, vocab))
     model.loss = CrossEntropy(config.loss.smoothing, config.loss.z_loss)
     return model
 
@@ -55,11 +54,19 @@ def schedule_of(config: RunConfig) -> Schedule:
 
 
 def stepper_of(
-    config: RunConfig, layout: Layout, group: Group, vocab: int, xp: Any = np
+    config: RunConfig,
+    layout: Layout,
+    group: Group,
+    vocab: int,
+    xp: Any = np,
+    sizes: Config | None = None,
 ) -> Stepper:
-    """This rank's part of a new run, on xp (numpy or cupy): model, optimizer, schedule."""
+    """This rank's part of a new run, on xp (numpy or cupy): model, optimizer, schedule.
+
+    sizes: of the model, where its configuration does not say all of them.
+    """
     model = parallelize(
-        model_of(config, vocab),
+        model_of(config, vocab, sizes),
         Mesh(group, layout),
         micro_batches=config.data.micro_batches,
         seed=config.run.seed,

@@ -41,8 +41,10 @@ def train(group: Group, run: Run, reporter: Reporter | None = None) -> Outcome:
         FolderError: a folder that can't be made, or of a run that another process trains.
     """
     vocab = run.corpus.tokenizer.vocab
-    stepper = build.stepper_of(run.config, run.layout, group, vocab, run.xp)
+    stepper = build.stepper_of(run.config, run.layout, group, vocab, run.xp, run.known)
     done = state.resume(stepper, run.start) if run.start else 0
+    if run.weights is not None:
+        state.begin_with(stepper, run.weights)
     group.barrier()
     listeners: list[Reporter] = []
     with ExitStack() as stack:

@@ -37,7 +37,7 @@ def commands() -> list[list[str]]:
     lines = [line for block in blocks("bash") for line in block.splitlines()]
     parts = [part.strip() for line in lines for part in line.split("&&")]
     return [
-        shortened(shlex.split(part, comments=True))
+        shortened(shlex.split(part.replace("|| true", ""), comments=True))
         for part in parts
         if part and not part.startswith("#") and not SET_UP.search(part)
     ]
@@ -75,7 +75,8 @@ def test_every_command_of_the_readme_runs(tmp_path: Path) -> None:
             timeout=600,
             check=False,
         )
-        assert done.returncode == 0, f"{shlex.join(words)}\n{done.stdout[-500:]}{done.stderr}"
+        found = 1 if "--fault" in words else 0
+        assert done.returncode == found, f"{shlex.join(words)}\n{done.stdout[-500:]}{done.stderr}"
         assert done.stdout.strip(), shlex.join(words)
     runs = sorted(folder.name for folder in (tmp_path / "runs").iterdir())
     assert len(runs) == sum("train" in words for words in commands())

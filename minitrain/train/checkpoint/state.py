@@ -81,15 +81,22 @@ def resume(stepper: Stepper, path: Path) -> int:
     files.check_files(path, manifest, sorted(manifest.checksums)[world.rank :: world.size])
     for key, holding in holdings.items():  # one whole array at a time
         if holding.part is not None:
-            whole = files.read(path, manifest, key).astype(holding.dtype, copy=False)
-            piece = holding.placement.cut(whole, model.mesh.coordinates)
-            holding.part[...] = from_host(piece, namespace(holding.part))
+            holding.fill(files.read(path, manifest, key), model.mesh.coordinates)
     model.publish()
     stepper.updates = manifest.updates
     if stepper.loss_scale is not None and manifest.loss_scale is not None:
         with reading(path):
             stepper.loss_scale.restore(manifest.loss_scale)
     return manifest.step
+
+
+def begin_with(stepper: Stepper, weights: Mapping[str, Array]) -> None:
+    """Fill a new run's weights from whole ones by global name."""
+    for name, holding in _holdings(stepper).items():
+        kind, _, name = name.partition("/")
+        if kind == "weights" and holding.part is not None:
+            holding.fill(weights[name], stepper.model.mesh.coordinates)
+    stepper.model.publish()
 
 
 class _Holding(NamedTuple):
@@ -100,6 +107,12 @@ class _Holding(NamedTuple):
     placement: Placement
     dtype: Any
     part: Array | None
+
+    def fill(self, whole: Array, at: Mapping[str, int]) -> None:
+        """Take this rank's part of a whole array."""
+        assert self.part is not None
+        piece = self.placement.cut(whole.astype(self.dtype, copy=False), at)
+        self.part[...] = from_host(piece, namespace(self.part))
 
 
 def _holdings(stepper: Stepper) -> dict[str, _Holding]:

@@ -52,14 +52,19 @@ def resolve(
     given = dict(PRESETS[preset_called(preset)])
     if file is not None:
         given |= from_file(Path(file), OPTIONS)
-    asked: dict[str, Any] = {}
-    for text in sets:
-        asked |= from_set(text, OPTIONS)
-    asked |= from_flags(flags or {}, OPTIONS)
-    config = from_values(given | asked)
-    if problems := list(idle(config, asked)):
+    said = asked(sets, flags)
+    config = from_values(given | said)
+    if problems := list(idle(config, said)):
         raise ConfigError("; ".join(problems))
     return config
+
+
+def asked(sets: Iterable[str] = (), flags: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The values by key that sets and flags give; see `resolve`."""
+    said: dict[str, Any] = {}
+    for text in sets:
+        said |= from_set(text, OPTIONS)
+    return said | from_flags(flags or {}, OPTIONS)
 
 
 def preset_called(name: str | None) -> str:
