@@ -27,13 +27,15 @@ COMMANDS = {
     "trace": ("trace", "trace"),
     "generate": ("generate", "generate"),
     "eval": ("evaluate", "evaluate"),
+    "runs": ("runs", "runs"),
+    "compare": ("compare", "compare"),
     "convert": ("convert", "convert"),
     "doctor": ("doctor", "doctor"),
 }
 
 
 # What one process does: under a launcher that is the first, and the others have nothing to do.
-ALONE = ("show", "eval", "generate", "convert", "trace", "doctor")
+ALONE = ("show", "runs", "compare", "eval", "generate", "convert", "trace", "doctor")
 
 
 class Commands(click.Group):

@@ -37,6 +37,8 @@ PLACES = [
     ("minitrain.train.huggingface.pretrained.write", ("convert", "run", "new")),
     ("minitrain.planner.published.predictions", ("plan", "--published")),
     ("minitrain.train.evaluate.windows", ("eval", "run", "--data", "text.txt")),
+    ("minitrain.train.disk.listing", ("runs", ".")),
+    ("minitrain.train.history.read", ("compare", "run", "run")),
     ("minitrain.oracle.traffic.measure", ("show", "dp2")),
     ("minitrain.schedules.simulate.simulate", ("schedule", "1f1b")),
     ("minitrain.train.timeline.read", ("trace", "trace.json")),
@@ -52,6 +54,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     model = GPT(GPTConfig(context=4, layers=1, heads=2, width=8))
     model.initialize(seed=1)
     save_model(model, ByteTokenizer(), tmp_path / "run" / "checkpoints")
+    (tmp_path / "run" / "config.toml").write_text("[run]\nsteps = 1\n")
     pretrained.write(tmp_path / "theirs", model, ByteTokenizer())
     return tmp_path
 
