@@ -86,6 +86,7 @@ def _prepare(given: ConfigSources, ranks: Ranks, run_dir: str | None, resume: bo
     from minitrain.array import keep_memory
     from minitrain.machine import cores
     from minitrain.parallel.table import check_layout
+    from minitrain.train.asynchronous import check_sync
     from minitrain.train.build import sizes_of
     from minitrain.train.checkpoint.manifest import read_manifest
     from minitrain.train.checkpoint.weights import load_tokenizer
@@ -112,6 +113,7 @@ def _prepare(given: ConfigSources, ranks: Ranks, run_dir: str | None, resume: bo
         stages=config.run.stage_sizes,
         frozen=config.optimizer.frozen_patterns,
     )
+    check_sync(config.sync, ranks.layout, own_server=ranks.server)
     blas = None
     if start:
         notes += check_same(start, corpus, ranks.layout)
@@ -176,7 +178,8 @@ def _rank(group: Group, run: Run) -> Outcome:
 
     def first_words(folder: Path) -> Iterator[str]:
         yield from introduction(run, folder)
-        yield from Mesh(group, run.layout).advice()
+        if group.size == run.layout.size:  # and no server has a rank of its own
+            yield from Mesh(group, run.layout).advice()
 
     with RunProgress(run.config.run.steps, done, unit, first_words) as progress:
         return train_run(group, run, progress)

@@ -21,6 +21,8 @@ FLAGS = """
     --optimizer --lr --min-lr --warmup --schedule
     --beta1 --beta2 --epsilon --momentum --weight-decay --clip --freeze
     --steps --seed --dtype --recompute --stages --eval-every --save-every
+    --sync --staleness --pull --staleness-rate --worker-times --worker-jitter
+    --sync-every --outer-lr --outer-momentum
 """.split()  # noqa: SIM905
 
 
