@@ -21,7 +21,8 @@ from minitrain.layout import Layout
 from minitrain.train.config.resolve import resolve
 from minitrain.train.data.text import Corpus
 from minitrain.train.folder import RunFolder
-from minitrain.train.loop import Run, train
+from minitrain.train.loop import train
+from minitrain.train.run import Run
 
 TIMES = (1, 1, 1, 3)
 WAYS = {

@@ -27,10 +27,9 @@ from minitrain.train.metrics import (
     keep_until,
     over_ranks,
 )
-from minitrain.train.run import Outcome, Reporter, Run, Stop
+from minitrain.train.recordings import Recordings
+from minitrain.train.run import Outcome, Reporter, Run
 from minitrain.train.step import Stepper
-
-__all__ = ["Outcome", "Reporter", "Run", "Stop", "train"]
 
 
 def train(group: Group, run: Run, reporter: Reporter | None = None) -> Outcome:
@@ -85,8 +84,13 @@ class _Loop:
         self.saved = -1
 
     def run(self, done: int) -> Outcome:
-        """Steps done + 1 to the last."""
+        """Steps done + 1 to the last.
+
+        Raises:
+            WriteError: at the end, if the trace could not be written.
+        """
         section = self.task.config.run
+        self._begin(done)
         stopped = 0
         if done == 0:
             self._evaluate(0)
@@ -98,6 +102,7 @@ class _Loop:
                 self._save(done)
         if self.saved != done:
             self._save(done)
+        self._end()
         value = self.validation.get
         if done == section.steps:
             stopped = 0  # too late to change anything
@@ -114,7 +119,7 @@ class _Loop:
         vocab = run.corpus.tokenizer.vocab
         return build.stepper_of(run.config, run.layout, self.group, vocab, run.xp)
 
-    def _batch(self, index: int) -> Batch:
+    def batch(self, index: int) -> Batch:
         """The global batch of a step."""
         config = self.task.config
         return self.task.corpus.batch(
@@ -123,13 +128,27 @@ class _Loop:
 
     def _advance(self, done: int) -> tuple[int, int]:
         """Some steps more: how many there are then, and the signal that asks to stop, or 0."""
-        start = time.perf_counter()
-        with self.group.ledger() as ledger:
-            result = self.stepper.step(self._batch(done))
+        start, recordings = time.perf_counter(), self.recordings
+        with self.group.ledger() as ledger, recordings.step(done + 1):
+            result = self.stepper.step(self.batch(done))
         seconds = time.perf_counter() - start
         cost, stop = over_ranks(self.group, seconds, ledger, self.task.stop.signal)
         self._record({"step": done + 1, **result._asdict(), **cost})
+        final = done + 1 == self.task.config.run.steps or stop > 0
+        recordings.stepped(done + 1, final=final)
+        self.task = recordings.run
         return done + 1, stop
+
+    def _begin(self, done: int) -> None:
+        """The run begins, after so many steps."""
+        self.recordings = Recordings(
+            self.group, self.stepper, self, self.listeners, self.task, done
+        )
+
+    def _end(self) -> None:
+        """It has ended, and is saved."""
+        if self.recordings.error is not None:
+            raise self.recordings.error
 
     def _next_end(self, done: int) -> int:
         """The next step after which there is something to evaluate or save."""
@@ -179,8 +198,24 @@ class _Loop:
                 listener.saved(path)
 
 
-class _LocalLoop(_Loop):
-    """The same with ranks that train by themselves, and meet now and then."""
+class _UnsynchronisedLoop(_Loop):
+    """The same with steps that ranks do not do together, of which there is no trace."""
+
+    trainer: Any
+
+    def _begin(self, done: int) -> None:
+        pass
+
+    def _end(self) -> None:
+        pass
+
+    def _advance(self, done: int) -> tuple[int, int]:
+        reached: tuple[int, int] = self.trainer.advance(done, self._next_end(done))
+        return reached
+
+
+class _LocalLoop(_UnsynchronisedLoop):
+    """Ranks train by themselves, and meet now and then."""
 
     def resume(self, start: Path) -> int:
         """See _Loop: an optimizer's state is each rank's own."""
@@ -190,12 +225,9 @@ class _LocalLoop(_Loop):
         run, alone = self.task, self.group.subgroup([self.group.rank], "alone")
         vocab = run.corpus.tokenizer.vocab
         stepper = build.stepper_of(run.config, Layout(), alone, vocab, run.xp)
-        self.trainer = LocalTrainer(self.group, run.config, stepper, self._batch,
+        self.trainer = LocalTrainer(self.group, run.config, stepper, self.batch,
                                     lambda: self.task.stop.signal, self._record)  # fmt: skip
         return stepper
-
-    def _advance(self, done: int) -> tuple[int, int]:
-        return self.trainer.advance(done, self._next_end(done))
 
     def _loss_of(self, batch: Batch) -> Loss:
         mine, ranks = super()._loss_of(batch), self.group.size  # of this rank's share alone
@@ -203,8 +235,8 @@ class _LocalLoop(_Loop):
         return Loss(total / ranks, round(mine.tokens * ranks))
 
 
-class _AsyncLoop(_Loop):
-    """The same with a parameter server, on whose rank all that is told, evaluated and saved is."""
+class _AsyncLoop(_UnsynchronisedLoop):
+    """There is a parameter server, on whose rank all that is told, evaluated and saved is."""
 
     def __init__(self, group: Group, run: Run, listeners: list[Reporter]):
         super().__init__(group, run, listeners)
@@ -230,12 +262,9 @@ class _AsyncLoop(_Loop):
         def make(solo: Group) -> Stepper:
             return build.stepper_of(run.config, Layout(), solo, vocab, run.xp)
 
-        self.trainer = Trainer(self.group, run.layout.dp, run.config, make, self._batch,
+        self.trainer = Trainer(self.group, run.layout.dp, run.config, make, self.batch,
                                lambda: self.task.stop.signal, self._record)  # fmt: skip
         return self.trainer.stepper
-
-    def _advance(self, done: int) -> tuple[int, int]:
-        return self.trainer.advance(done, self._next_end(done))
 
     def _evaluate(self, step: int) -> None:
         if self.serves:

@@ -1,4 +1,4 @@
-"""A run as the ranks see it: what is to be done, who is told, how it ended."""
+"""A run: what is to be done, who is told, how it ended."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from minitrain.layout import Layout
 from minitrain.train.config.sections import RunConfig
 from minitrain.train.data.text import Corpus
 from minitrain.train.folder import RunFolder
+from minitrain.train.trace_file import TraceFile
 
 
 class Reporter(Protocol):
@@ -28,6 +29,9 @@ class Reporter(Protocol):
 
     def saved(self, path: Path) -> None:
         """A checkpoint is whole."""
+
+    def note(self, line: str) -> None:
+        """A remark for the user."""
 
 
 @dataclass
@@ -51,6 +55,7 @@ class Run:
         xp: where ranks compute: numpy, or cupy on the GPU that each has taken.
         blas: BLAS threads of each rank, as before the run was resumed; None: what suits it.
         stop: where any rank has a signal, all ranks stop after the same step, and save.
+        trace: which steps are recorded; None: none.
     """
 
     config: RunConfig
@@ -62,6 +67,7 @@ class Run:
     xp: Any = np
     blas: int | None = None
     stop: Stop = field(default_factory=Stop)
+    trace: TraceFile | None = None
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,10 @@ from typing import Any, Literal
 
 from minitrain.train.config.option import (
     Count,
+    FourTimes,
     Fraction,
+    Held,
+    Instructions,
     Natural,
     NotNegative,
     Numbers,
@@ -115,6 +118,15 @@ class RunSection:
     )
     stages: Numbers | None = _option(
         None, "blocks of each stage of a pipeline, such as 3,4,4,3; none: by their cost"
+    )
+    times: FourTimes | None = _option(
+        None, "what zb-auto is searched for: F,B,W,T, see schedule; none: measured in steps 2, 3"
+    )
+    memory: Held | None = _option(
+        None, "micro-batches that a stage may hold under zb-auto; none: as many as stages"
+    )
+    instructions: Instructions | None = _option(
+        None, "what zb-auto's stages do, as F0 F1 B0 B1 / F0 B0 F1 B1; none: found, and kept here"
     )
     eval_every: Count = _option(250, "steps between evaluations on the held-out text")
     save_every: Count = _option(500, "steps between checkpoints; the last step has one too")
