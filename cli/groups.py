@@ -10,9 +10,11 @@ import click
 GROUPS = {
     "text": "Text",
     "model": "Model",
+    "mixture": "Mixture of experts",
     "run": "Run",
     "optimizer": "Loss and optimizer",
     "layout": "Ranks and layout",
+    "sync": "Asynchronous and local steps",
     "mpi": "Under MPI",
 }
 

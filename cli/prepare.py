@@ -29,6 +29,7 @@ def prepare(given: ConfigSources, ranks: Ranks, run_dir: str | None, resume: boo
     from minitrain.machine import cores
     from minitrain.nn.config import from_values as sizes_from
     from minitrain.parallel.table import check_layout
+    from minitrain.train.asynchronous import check_sync
     from minitrain.train.checkpoint.manifest import read_manifest, step_of
     from minitrain.train.checkpoint.weights import load_tokenizer
     from minitrain.train.config.resolve import asked, from_values
@@ -69,6 +70,7 @@ def prepare(given: ConfigSources, ranks: Ranks, run_dir: str | None, resume: boo
         stages=config.run.stage_sizes,
         frozen=config.optimizer.frozen_patterns,
     )
+    check_sync(config.sync, ranks.layout, own_server=ranks.server)
     if manifest:
         stored = from_values(manifest.config)
         config = resettled(config, ranks.layout, stored, manifest.layout)
@@ -85,6 +87,11 @@ def prepare(given: ConfigSources, ranks: Ranks, run_dir: str | None, resume: boo
     notes += [*config_notes(config), *corpus.notes, *idle_stages(ranks.layout, config),
               *schedule_notes(config, ranks.layout)]  # fmt: skip
     if trace is not None:
+        if config.sync.mode != "sync":
+            raise click.UsageError(
+                f"--trace is of steps that ranks do together, but this is --sync "
+                f"{config.sync.mode}; leave one of them out"
+            )
         trace.check(config.run.steps - (step_of(start) if start else 0))
     run = replace(run, config=config, notes=tuple(notes), xp=xp, blas=blas, trace=trace,
                   weights=before and before.weights)  # fmt: skip

@@ -23,6 +23,13 @@ LAYOUT_OPTIONS = (
         for axis in SIZES
     ],
     _layout("--sp", is_flag=True, help="The same as sp in --layout."),
+    _layout(
+        "--server",
+        type=click.Choice(["beside", "own"]),
+        default="beside",
+        help="With --sync async: the server runs beside the first worker, or on one rank more. "
+        "[beside]",
+    ),
 )
 
 device_option = _layout(

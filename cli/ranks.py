@@ -48,8 +48,9 @@ class Ranks(NamedTuple):
         device: what computes: "cpu", or "gpu", where each rank takes the GPU of its place on its
             node.
         options: how MPI ranks talk.
+        server: whether a parameter server has a rank of its own, beside the layout's.
         said: whether the options say the layout in words.
-        asked: how many ranks -n or the launcher wants; None: they don't say.
+        asked: how many workers -n or the launcher wants; None: they don't say.
     """
 
     layout: Layout
@@ -57,8 +58,14 @@ class Ranks(NamedTuple):
     under_mpi: bool
     device: str
     options: MPIOptions
+    server: bool = False
     said: bool = True
     asked: int | None = None
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return self.layout.size + self.server
 
     def going_on(self, before: Layout) -> Ranks:
         """Those of a run that goes on: its layout is what it was, where the options say nothing."""
@@ -89,12 +96,12 @@ class Ranks(NamedTuple):
         Raises:
             LauncherError: there is no mpiexec, or no mpi4py.
         """
-        if self.backend == "mpi" and self.layout.size > 1 and not self.under_mpi:
+        if self.backend == "mpi" and self.size > 1 and not self.under_mpi:
             if importlib.util.find_spec("mpi4py") is None:
                 raise LauncherError("--backend mpi needs mpi4py: pip install 'minitrain[mpi]'")
             # -P: a random.py in the folder where the user works is none of ours.
             python = [sys.executable, "-P", "-m"]
-            ranks = [*mpiexec_command(self.layout.size), *python, "minitrain_cli", *sys.argv[1:]]
+            ranks = [*mpiexec_command(self.size), *python, "minitrain_cli", *sys.argv[1:]]
             os.execv(sys.executable, [*python, "minitrain_cli.job", *ranks])
 
     def run(self, function: Callable[..., T], *args: Any, largest: float, blas: int = 0,
@@ -123,8 +130,8 @@ class Ranks(NamedTuple):
             if blas or largest < SMALL_PRODUCT:
                 set_blas_threads(blas or 1)
             return on_device(group)
-        blas = blas or fitting_blas_threads(largest, self.layout.size)
-        return run_ranks(self.layout.size, on_device, blas=blas, synchronous=synchronous)[0]
+        blas = blas or fitting_blas_threads(largest, self.size)
+        return run_ranks(self.size, on_device, blas=blas, synchronous=synchronous)[0]
 
 
 def rank_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -132,11 +139,11 @@ def rank_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def with_ranks(
-        *args: Any, layout: str | None, sp: bool, request: RankRequest, **others: Any
+        *args: Any, layout: str | None, sp: bool, server: str, request: RankRequest, **others: Any
     ) -> Any:
         sizes = {axis: others.pop(axis) for axis in SIZES}
         words = [f"{axis}{size}" for axis, size in sizes.items() if size is not None]
-        ranks = read_ranks(layout, words + ["sp"] * sp, request)
+        ranks = read_ranks(layout, words + ["sp"] * sp, request, own_server=server == "own")
         return command(*args, ranks=ranks, **others)
 
     return _added(LAYOUT_OPTIONS, request_options(with_ranks))
@@ -170,8 +177,10 @@ def _added(
 _MPI_FLAGS = ("stall_abort", "check_collectives", "cuda_aware")
 
 
-def read_ranks(text: str | None, words: list[str], request: RankRequest) -> Ranks:
-    """The layout that the options mean, and its ranks.
+def read_ranks(
+    text: str | None, words: list[str], request: RankRequest, *, own_server: bool = False
+) -> Ranks:
+    """The layout that the options mean, and its ranks; one more for a server of its own.
 
     Raises:
         LayoutError: options that contradict each other or the launcher.
@@ -194,12 +203,15 @@ def read_ranks(text: str | None, words: list[str], request: RankRequest) -> Rank
             f"-n {n} under {under} MPI processes; leave out -n, or start {n} processes"
         )
     count = under if under > 1 else n
-    layout = Layout.parse(text) if text else Layout(dp=count or 1)
-    layout.check(ranks=count)
+    workers = count - own_server if count else count
+    layout = Layout.parse(text) if text else Layout(dp=workers or 1)
+    layout.check(ranks=workers)
     backend = "mpi" if under > 1 else backend or "threads"
     if backend == "threads" and (launch is None or request.backend == "threads"):
         _refuse_mpi_options(options)
-    return Ranks(layout, backend, under > 1, device, options, bool(text), count)
+    return Ranks(
+        layout, backend, under > 1, device, options, own_server, said=bool(text), asked=workers
+    )
 
 
 def _refuse_mpi_options(options: MPIOptions) -> None:

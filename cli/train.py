@@ -105,7 +105,8 @@ def _rank(group: Group, run: Run) -> Outcome:
 
     def first_words(folder: Path) -> Iterator[str]:
         yield from introduction(run, folder)
-        yield from Mesh(group, run.layout).advice()
+        if group.size == run.layout.size:  # and no server has a rank of its own
+            yield from Mesh(group, run.layout).advice()
 
     with RunProgress(run.config.run.steps, done, unit, first_words) as progress:
         return train_run(group, run, progress)

@@ -22,6 +22,8 @@ FLAGS = """
     --beta1 --beta2 --epsilon --momentum --weight-decay --clip --freeze
     --steps --seed --dtype --recompute --stages --times --memory --instructions
     --eval-every --save-every
+    --sync --staleness --pull --staleness-rate --worker-times --worker-jitter
+    --sync-every --outer-lr --outer-momentum
 """.split()  # noqa: SIM905
 
 

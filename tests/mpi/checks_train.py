@@ -69,6 +69,35 @@ def shared_folder(group: Group) -> Path:
     return Path(bytes(group.broadcast(text, 0, purpose="control")).decode())
 
 
+def check_a_parameter_server_between_processes(group: Group) -> None:
+    """In real time every push is applied; at staleness 0 the losses are synchronous training's."""
+    path, layout = shared_folder(group), f"dp{group.size}"
+    for name, flags in (("async", {"staleness": 1}), ("same", {"staleness": 0})):
+        given = config(steps=4, batch=10, sync="async", **flags)
+        loop.train(group, run_of(path / name, given, layout))
+    loop.train(group, run_of(path / "sync", config(steps=4, batch=10), layout))
+    group.barrier()
+    if group.rank == 0:
+        assert steps_of(path / "async")[-1]["version"] == 4 * group.size
+        one, two = ([r["loss"] for r in steps_of(path / name)] for name in ("same", "sync"))
+        np.testing.assert_allclose(one, two, rtol=1e-12)
+        shutil.rmtree(path)
+    group.barrier()
+
+
+def check_local_sgd_between_processes(group: Group) -> None:
+    """Each rank's moments are in the checkpoint, and a run goes on with them."""
+    path, layout = shared_folder(group), f"dp{group.size}"
+    given = config(steps=4, batch=10, sync="local", sync_every=2, eval_every=2, save_every=2)
+    whole = loop.train(group, run_of(path, given, layout))
+    start = path / "checkpoints" / "step-000002"
+    assert loop.train(group, run_of(path, given, layout, start)) == whole
+    group.barrier()
+    if group.rank == 0:
+        shutil.rmtree(path)
+    group.barrier()
+
+
 def check_a_run_is_stopped_on_all_ranks_by_a_signal_to_one_and_resumed_bitwise(
     group: Group,
 ) -> None:

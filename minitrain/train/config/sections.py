@@ -147,6 +147,40 @@ class RunSection:
 
 
 @dataclass(frozen=True)
+class SyncSection:
+    """How data-parallel ranks come to one model: by sums in each step, or with less waiting."""
+
+    mode: Literal["sync", "async", "local"] = _option(
+        "sync", "sync: gradients are summed in each step; async: a server applies each rank's as "
+        "it comes; local: ranks train by themselves and average weights now and then", flag="sync"
+    )  # fmt: skip
+    staleness: Natural | None = _option(
+        1, "async: steps that a rank may be ahead of the slowest; 0: as sync; none: any number"
+    )
+    pull: Literal["whole", "partial"] = _option(
+        "whole", "async: weights come at once, or layer by layer, of different versions"
+    )
+    rate: Literal["plain", "aware"] = _option(
+        "plain", "async: aware divides the rate by a gradient's staleness", flag="staleness_rate"
+    )
+    times: Numbers | None = _option(
+        None, "async: what a step takes on each rank, such as 1,1,3, on a virtual clock that makes "
+        "the order of events an input; none: whoever comes first", flag="worker_times"
+    )  # fmt: skip
+    jitter: Fraction = _option(
+        0.0, "async: share by which these times vary, drawn from the seed", flag="worker_jitter"
+    )
+    every: Count = _option(10, "local: steps between averages", flag="sync_every")
+    outer_lr: Positive = _option(1.0, "local: how far to go to the average; DiLoCo: 0.7")
+    outer_momentum: Fraction = _option(0.0, "local: Nesterov momentum of that; DiLoCo: 0.9")
+
+    @property
+    def worker_times(self) -> tuple[int, ...] | None:
+        """The numbers of `times`."""
+        return None if self.times is None else tuple(map(int, self.times.split(",")))
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """All options of a run, in sections. The defaults are the preset `small`."""
 
@@ -155,6 +189,7 @@ class RunConfig:
     loss: LossSection = LossSection()
     optimizer: OptimizerSection = OptimizerSection()
     run: RunSection = RunSection()
+    sync: SyncSection = SyncSection()
 
     def value(self, option: Option) -> Any:
         """The value of one option."""
