@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from minitrain.layout import Layout
+from minitrain.parallel.table import placements
+
 if TYPE_CHECKING:
-    from minitrain.layout import Layout
     from minitrain.train.config.sections import RunConfig
     from minitrain.train.run import Run
 
@@ -19,6 +22,7 @@ def introduction(run: Run, folder: Path) -> Iterator[str]:
     yield f"run {folder}, layout {run.layout}" + (
         f", going on from {run.start.name}" if run.start else ""
     )
+    yield from _sizes(run)
     yield from _memory(run)
     yield from run.notes
     bars = baselines(run.corpus)
@@ -30,6 +34,18 @@ def introduction(run: Run, folder: Path) -> Iterator[str]:
             "the held-out text is unlike the text that is trained on, whose pairs of bytes predict "
             "it worse than chance does; choose another with --val-data"
         )
+
+
+def _sizes(run: Run) -> Iterator[str]:
+    """What is trained, on what, and how."""
+    config, corpus = run.config, run.corpus
+    shapes = (entry.shape for entry in placements(run.sizes, Layout()).values())
+    device = "GPU" if run.xp.__name__ == "cupy" else "CPU"
+    model = f"{config.model.family} of {sum(map(prod, shapes)):,} parameters"
+    yield (
+        f"{model} in {config.run.dtype} on the {device}; {len(corpus.training):,} tokens of "
+        f"{corpus.tokenizer.vocab:,} kinds to train on, {len(corpus.held_out):,} held out"
+    )
 
 
 def _memory(run: Run) -> Iterator[str]:

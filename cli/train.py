@@ -43,12 +43,13 @@ if TYPE_CHECKING:
     metavar="PATH",
     help="Begin with the weights of a run, a checkpoint, or a Hugging Face folder.",
 )
+@click.option("--print-config", is_flag=True, help="Print the configuration as TOML, and end.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value; words go to stderr.")
 @trace_options
 @rank_options
 @config_options
 def train(given: ConfigSources, ranks: Ranks, trace: TraceFile | None, run_dir: str | None,
-          origin: str | None, resume: bool, as_json: bool) -> int:  # fmt: skip
+          origin: str | None, resume: bool, print_config: bool, as_json: bool) -> int:  # fmt: skip
     """Train a language model on text.
 
     Metrics, checkpoints and the configuration are kept in a run folder. Without options: a small
@@ -60,12 +61,21 @@ def train(given: ConfigSources, ranks: Ranks, trace: TraceFile | None, run_dir: 
     """
     check_here()
     run = prepare(given, ranks, run_dir, resume, origin, trace)
+    if print_config:
+        return _print_config(run, as_json)
     ranks = ranks._replace(layout=run.layout)
     ranks.launch()
     outcome = _run(ranks, run)
     if ranks.first:
         _report(run, ranks, outcome, as_json)
     return 128 + outcome.stopped if outcome.stopped else 0
+
+
+def _print_config(run: Run, as_json: bool) -> int:
+    from minitrain.train.config.resolve import to_toml, values
+
+    tell(json.dumps(values(run.config)) if as_json else to_toml(run.config).rstrip())
+    return 0
 
 
 def _run(ranks: Ranks, run: Run) -> Outcome:

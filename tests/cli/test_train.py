@@ -38,6 +38,7 @@ def test_a_run_writes_its_folder_and_says_what_it_did(folder: Path) -> None:
     assert (stored.model.layers, stored.model.heads, stored.run.steps) == (1, 8, 4)
     for words in (
         "run runs/0001-nano, layout dp2\n",
+        "gpt of 21,472 parameters in float32 on the CPU; 2,376 tokens",
         "held-out text in bits/byte: uniform 8.00, unigram ",
         "step 0/4  held out: ",
         "step 1/4  loss ",
@@ -234,3 +235,12 @@ def test_a_resumed_run_has_as_many_blas_threads_as_before(folder: Path) -> None:
     path.write_text(json.dumps(tree))
     trained("--resume", "--run-dir", "a", "--steps", 5)
     assert json.loads(Path("a/checkpoints/step-000005/manifest.json").read_text())["blas"] == 2
+
+
+def test_the_configuration_is_printed_as_a_file_that_can_be_read(folder: Path) -> None:
+    """And nothing is made."""
+    args = (*SMALL, "--lr", 3e-4, "--print-config")
+    Path("mine.toml").write_text(trained(*args).stdout)
+    assert resolve(file="mine.toml").optimizer.lr == 3e-4
+    assert json.loads(trained(*args, "--json").stdout)["run.steps"] == 4
+    assert not Path("runs").exists()
