@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,22 +35,43 @@ class Sample(NamedTuple):
 def sample(
     path: Path, tokens: int, sampling: Sampling, prompt: bytes = b"", *, xp: Any = np
 ) -> Sample:
-    """Let the model of a checkpoint continue a prompt by so many tokens.
+    """Let the model of a checkpoint continue a prompt, see `Writer`."""
+    return Writer(path, xp).write(tokens, sampling, prompt)
 
-    An empty prompt makes the model begin a text, after its tokenizer's `start`. It computes on xp:
-    numpy, or cupy.
+
+class Writer:
+    """The model of a checkpoint, which writes on xp: numpy, or cupy.
 
     Raises:
-        CheckpointError: a checkpoint that is not whole. TokenizerError: a prompt that the tokenizer
-            cannot take.
+        CheckpointError: a checkpoint that is not whole.
     """
-    model, tokenizer = load_model(path)
-    for parameter in model.parameters().values():
-        parameter.array = from_host(parameter.array, xp)
-    before = tokenizer.encode(prompt).tolist() or [tokenizer.start]
-    set_blas_threads(fitting_blas_threads(largest_product(model.config, 1)))
-    ids = list(generate(model, before, tokens, sampling))
-    return Sample(ids, tokenizer.decode(np.array(ids, np.int64)))
+
+    def __init__(self, path: Path, xp: Any = np):
+        self.model, self.tokenizer = load_model(path)
+        for parameter in self.model.parameters().values():
+            parameter.array = from_host(parameter.array, xp)
+
+    def write(self, tokens: int, sampling: Sampling, prompt: bytes = b"",
+              heard: Callable[[bytes], bool] = lambda text: False) -> Sample:  # fmt: skip
+        """Continue a prompt by so many tokens.
+
+        Args:
+            prompt: an empty one makes the model begin a text, after its tokenizer's `start`.
+            heard: told the text after each token; it ends there if that says so.
+
+        Raises:
+            TokenizerError: a prompt that the tokenizer cannot take.
+        """
+        before = self.tokenizer.encode(prompt).tolist() or [self.tokenizer.start]
+        set_blas_threads(fitting_blas_threads(largest_product(self.model.config, 1)))
+        ids: list[int] = []
+        text = b""
+        for token in generate(self.model, before, tokens, sampling):
+            ids.append(token)
+            text = self.tokenizer.decode(np.array(ids, np.int64))
+            if heard(text):
+                break
+        return Sample(ids, text)
 
 
 def find(path: Path | None) -> Path:
