@@ -111,7 +111,8 @@ def _prepare(given: ConfigSources, ranks: Ranks, run_dir: str | None, resume: bo
     tokenizer = load_tokenizer(start) if start else config.data.tokenizer
     only = manifest.sources if manifest else None
     with memory_for("the text", "give --data less of it, or ids in a .bin file, which is mapped"):
-        corpus = Corpus.load(config.data.path, config.model.context, tokenizer, only)
+        data, context = config.data, config.model.context
+        corpus = Corpus.load(data.path, context, tokenizer, only, data.documents)
     check_layout(
         ranks.layout,
         sizes_of(config.model, corpus.tokenizer.vocab),
