@@ -30,7 +30,9 @@ from .rank_options import device_option
 )
 @click.option("--prompt", metavar="TEXT", help="What the text goes on from; -: stdin. [nothing]")
 @click.option("--prompt-file", type=given_path, metavar="FILE", help="Read the prompt from a file.")
-@click.option("--tokens", type=click.IntRange(1), default=200, help="How many to write. [200]")
+@click.option(
+    "--tokens", type=click.IntRange(1), default=200, help="How many to write at most. [200]"
+)
 @click.option("-n", "--count", type=click.IntRange(1), default=1, help="How many texts, with "
               "seeds one after the other. [1]")  # fmt: skip
 @click.option("--stop", type=given, multiple=True, metavar="TEXT",
@@ -39,11 +41,12 @@ from .rank_options import device_option
 @click.option("--top-k", type=int, help="Draw from the k likeliest tokens only. [all]")
 @click.option("--top-p", type=float, help="Draw from the likeliest with this probability. [1]")
 @click.option("--seed", type=click.IntRange(0), default=0, help="Of the random numbers. [0]")
+@click.option("--past-end", is_flag=True, help="Go on after a token that ends a text (eos).")
 @device_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value instead of the text.")
 def generate(checkpoint: str | None, run_dir: str | None, prompt: str | None,
              prompt_file: str | None, tokens: int, count: int, stop: tuple[str, ...], seed: int,
-             device: str, as_json: bool, **options: Any) -> int:  # fmt: skip
+             past_end: bool, device: str, as_json: bool, **options: Any) -> int:  # fmt: skip
     """Let a model write a text, which appears as it is written.
 
     CHECKPOINT is a step-NNNNNN folder, or the folder of a run; without it the newest run is taken.
@@ -67,7 +70,7 @@ def generate(checkpoint: str | None, run_dir: str | None, prompt: str | None,
             if not as_json:
                 pour(f"--- {number} of {count}\n" if count > 1 else "")
             stream = Stream(before, stops, silent=as_json)
-            ids = writer.write(tokens, sampling, before, stream.heard).ids
+            ids = writer.write(tokens, sampling, before, past_end=past_end, heard=stream.heard).ids
             stream.end()
             written.append({"text": stream.text.decode("utf-8", "replace"), "ids": ids})
     if as_json:

@@ -16,9 +16,9 @@ from .ranks import Ranks
 if TYPE_CHECKING:
     from minitrain.train.config.sections import RunConfig
     from minitrain.train.folder import RunFolder
-    from minitrain.train.origin import Origin
     from minitrain.train.run import Run
     from minitrain.train.trace_file import TraceFile
+    from minitrain.train.warm_start import WarmStart
 
 
 def prepare(given: ConfigSources, ranks: Ranks, run_dir: str | None, resume: bool,
@@ -35,11 +35,11 @@ def prepare(given: ConfigSources, ranks: Ranks, run_dir: str | None, resume: boo
     from minitrain.train.config.resolve import asked, from_values
     from minitrain.train.config.resolve import notes as config_notes
     from minitrain.train.data.text import Corpus
-    from minitrain.train.origin import sizes_with
     from minitrain.train.pipeline import notes as schedule_notes
     from minitrain.train.pipeline import resettled, settled
     from minitrain.train.resume import blas_before, check_same
     from minitrain.train.run import Run
+    from minitrain.train.warm_start import sizes_with
 
     keep_memory()
     xp = ranks.array_module()
@@ -57,9 +57,8 @@ def prepare(given: ConfigSources, ranks: Ranks, run_dir: str | None, resume: boo
     tokenizer = load_tokenizer(start) if start else tokenizer
     only = manifest.sources if manifest else None
     with memory_for("the text", "give --data less of it, or ids in a .bin file, which is mapped"):
-        corpus = Corpus.load(
-            config.data.path, config.model.context, tokenizer, only, config.data.val_path
-        )
+        data, context = config.data, config.model.context
+        corpus = Corpus.load(data.path, context, tokenizer, only, data.documents, data.val_path)
     known = sizes_from(manifest.model) if manifest else before and sizes_with(before.sizes, config)
     run = Run(config, ranks.layout, corpus, at, start, known=known)
     check_layout(
@@ -113,7 +112,7 @@ def _check_readable_by_all(ranks: Ranks, *paths: str | None) -> None:
             )
 
 
-def _origin(path: str | None, resume: bool) -> Origin | None:
+def _origin(path: str | None, resume: bool) -> WarmStart | None:
     """The model to begin with, where one is named."""
     if path is None:
         return None
@@ -121,7 +120,7 @@ def _origin(path: str | None, resume: bool) -> Origin | None:
         raise click.UsageError(
             "--from begins a new run and --resume goes on with one; leave one of them out"
         )
-    from minitrain.train.origin import read
+    from minitrain.train.warm_start import read
 
     with memory_for("the model", "free some, as it is held as a whole"):
         return read(Path(path))

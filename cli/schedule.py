@@ -14,7 +14,7 @@ import click
 from minitrain.errors import UserError
 from minitrain.layout import SCHEDULES, did_you_mean
 
-from .arguments import Given
+from .arguments import Given, given_path
 from .main import fail
 from .picture import Picture, can_print, width_of
 
@@ -63,8 +63,8 @@ def _number(ctx: click.Context, option: click.Parameter, value: float | None) ->
                    " [pp]")  # fmt: skip
 @click.option("--kept", type=click.FloatRange(0, 1), default=1.0, metavar="SHARE", callback=_number,
               help="How much of a micro-batch's memory waits for W, of 1. [1]")  # fmt: skip
-@click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), help="Draw into this file.")
-@click.option("--png", type=click.Path(dir_okay=False, path_type=Path), help="Draw into this file.")
+@click.option("--svg", type=given_path, metavar="FILE", help="Draw into this file.")
+@click.option("--png", type=given_path, metavar="FILE", help="Draw into this file.")
 @click.option(
     "--width", type=click.IntRange(40, 10_000), help="Columns of the picture. [the terminal's]"
 )
@@ -87,7 +87,9 @@ def schedule(names: tuple[str, ...], pp: int, micro_batches: int, as_json: bool,
     try:
         _write(timelines, rows, options)
     except OSError as error:
-        fail(str(error), USAGE)
+        where = error.filename or options["svg"] or options["png"]
+        fail(f"cannot draw into {where}: {error.strerror}; name a file in a folder that is there",
+             USAGE)  # fmt: skip
     if as_json:
         keys = ("schedule", "pp", "micro_batches", "bubble", "peak_activations")
         click.echo(json.dumps([{key: row[key] for key in keys} for row in rows]))
@@ -155,9 +157,9 @@ def _write(timelines: list[Timeline], rows: list[dict[str, Any]], options: dict[
 
     drawn = figure(timelines, [_title(row) for row in rows], options["kept"])
     if options["svg"] is not None:
-        options["svg"].write_text(svg(drawn), "utf-8")
+        Path(options["svg"]).write_text(svg(drawn), "utf-8")
     if options["png"] is not None:
-        write_png(drawn, options["png"])
+        write_png(drawn, Path(options["png"]))
 
 
 def _title(row: dict[str, Any]) -> str:

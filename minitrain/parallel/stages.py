@@ -123,7 +123,7 @@ def _check(sizes: list[int], layers: int, count: int) -> None:
         raise LayoutError(
             f"stages {','.join(map(str, sizes))} have {sum(sizes)} blocks on {len(sizes)} stages, "
             f"but the model has {layers} blocks and the layout {count} stage(s); give {count} "
-            f"number(s) that add up to {layers}, or none for a cut by cost"
+            f"number(s) that add up to {layers}, or --stages none for a cut by cost"
         )
 
 

@@ -24,11 +24,21 @@ from minitrain.train.checkpoint.manifest import Manifest, read_manifest
 from minitrain.train.checkpoint.weights import load_model
 from minitrain.train.config.resolve import from_values
 from minitrain.train.data.reading import TextError, read_text
-from minitrain.train.data.text import Corpus, windows
+from minitrain.train.data.text import Corpus
 from minitrain.train.data.tokenizer import Tokenizer
+from minitrain.train.data.windows import Part, windows
 from minitrain.train.metrics import largest_product
 
+NO_STARTS = np.zeros(0, np.int64)
 BATCH = 16  # windows that are computed together, where no run says how many
+
+
+class Document(NamedTuple):
+    """A text as ids, and how many bytes it has."""
+
+    name: str
+    part: Part
+    bytes: int
 
 
 class Score(NamedTuple):
@@ -79,32 +89,33 @@ def evaluate(path: Path, data: Path | None, *, xp: Any = np) -> list[Score]:
     dtype = manifest.config.get("run.dtype") or weights.dtype.name
     batch = manifest.config.get("data.batch") or BATCH
     product = largest_product(model.config, batch * model.config.context)
-    documents = list(read_text(data).parts()) if data else [_held_out(path, manifest, tokenizer)]
+    documents = (
+        [Document(name, (tokenizer.encode(text), NO_STARTS), len(text))
+         for name, text in read_text(data).parts()]
+        if data else [_held_out(path, manifest, tokenizer)]
+    )  # fmt: skip
     [scores] = run_ranks(
-        1,
-        _rank,
-        (model, tokenizer),
-        documents,
-        dtype,
-        batch,
-        xp,
+        1, _rank, model, documents, dtype, batch, tokenizer.vocab, xp,
         blas=fitting_blas_threads(product, 1),
-    )
+    )  # fmt: skip
     if not scores:
         raise TextError(f"{data} has no document of two tokens or more; give a longer text")
     return scores
 
 
-def _held_out(path: Path, manifest: Manifest, tokenizer: Tokenizer) -> tuple[str, bytes]:
+def _held_out(path: Path, manifest: Manifest, tokenizer: Tokenizer) -> Document:
     """The text that a run holds out, as one document."""
     if not manifest.config:
         raise TextError(f"{path} is of no run, so nothing is held out; give a text with --data")
     config = from_values(manifest.config)
     data, only = config.data, manifest.sources
-    corpus = Corpus.load(data.path, config.model.context, tokenizer, only, data.val_path)
+    corpus = Corpus.load(
+        data.path, config.model.context, tokenizer, only, data.documents, data.val_path
+    )
     if corpus.held_out_text is None:
         raise TextError(f"{corpus.name} is ids and no text; give a text with --data")
-    return "what the run holds out", corpus.held_out_text
+    part = corpus.held_out, corpus.held_out_starts
+    return Document("what the run holds out", part, len(corpus.held_out_text))
 
 
 def total(scores: Iterable[Score]) -> Score:
@@ -119,20 +130,19 @@ def total(scores: Iterable[Score]) -> Score:
     )
 
 
-def _rank(group: Group, made: tuple[Model, Tokenizer], documents: list[tuple[str, bytes]],
-          dtype: str, size: int, xp: Any) -> list[Score]:  # fmt: skip
-    model, tokenizer = made
-    context, vocab = model.config.context, model.config.vocab
+def _rank(group: Group, model: Model, documents: list[Document], dtype: str, size: int,
+          vocab: int, xp: Any) -> list[Score]:  # fmt: skip
+    context = model.config.context
     part = parallelize(model, Mesh(group, Layout()), dtype=dtype, xp=xp)
 
     def scores() -> Iterator[Score]:
-        for name, text in documents:
-            ids = tokenizer.encode(text)
+        for document in documents:
             nats, tokens = 0.0, 0
-            for batch in windows(ids, context, size, vocab):
+            for batch in windows(document.part, context, size, vocab):
                 loss = part.evaluate(batch)
                 nats, tokens = nats + loss.value * loss.tokens, tokens + loss.tokens
             if tokens:
-                yield Score(name, tokens, nats, nats / tokens / math.log(2) * len(ids), len(text))
+                bits = nats / tokens / math.log(2) * len(document.part[0])
+                yield Score(document.name, tokens, nats, bits, document.bytes)
 
     return list(scores())

@@ -17,6 +17,7 @@ from minitrain.train.checkpoint import files
 from minitrain.train.checkpoint.manifest import CheckpointError
 from minitrain.train.checkpoint.weights import load_model
 from minitrain.train.generate import Sampling, generate
+from minitrain.train.huggingface.origin import Origin
 from minitrain.train.metrics import largest_product
 
 
@@ -25,18 +26,18 @@ class Sample(NamedTuple):
 
     Attributes:
         ids: of its tokens, the prompt's not among them.
-        text: the same as bytes; a character at its end may be cut off.
+        text: of the prompt and these, decoded together, because a tokenizer may treat the first
+            token of a text unlike the others; a character at its end may be cut off.
     """
 
     ids: list[int]
     text: bytes
 
 
-def sample(
-    path: Path, tokens: int, sampling: Sampling, prompt: bytes = b"", *, xp: Any = np
-) -> Sample:
+def sample(path: Path, tokens: int, sampling: Sampling, prompt: bytes = b"", *, xp: Any = np,
+           past_end: bool = False) -> Sample:  # fmt: skip
     """Let the model of a checkpoint continue a prompt, see `Writer`."""
-    return Writer(path, xp).write(tokens, sampling, prompt)
+    return Writer(path, xp).write(tokens, sampling, prompt, past_end=past_end)
 
 
 class Writer:
@@ -48,30 +49,38 @@ class Writer:
 
     def __init__(self, path: Path, xp: Any = np):
         self.model, self.tokenizer = load_model(path)
+        self.ends = Origin.load(path).ids("eos_token_id")
         for parameter in self.model.parameters().values():
             parameter.array = from_host(parameter.array, xp)
 
-    def write(self, tokens: int, sampling: Sampling, prompt: bytes = b"",
+    def write(self, tokens: int, sampling: Sampling, prompt: bytes = b"", *,
+              past_end: bool = False,
               heard: Callable[[bytes], bool] = lambda text: False) -> Sample:  # fmt: skip
-        """Continue a prompt by so many tokens.
+        """Continue a prompt by so many tokens, or to the text's end.
 
         Args:
             prompt: an empty one makes the model begin a text, after its tokenizer's `start`.
-            heard: told the text after each token; it ends there if that says so.
+            past_end: go on after a converted model's eos_token_id, which else ends a text.
+            heard: told after each token what has been written, without the prompt; it ends there
+                if that says so.
 
         Raises:
             TokenizerError: a prompt that the tokenizer cannot take.
         """
-        before = self.tokenizer.encode(prompt).tolist() or [self.tokenizer.start]
+        before = self.tokenizer.encode(prompt).tolist()
+        given = len(self._decoded(before))
         set_blas_threads(fitting_blas_threads(largest_product(self.model.config, 1)))
         ids: list[int] = []
-        text = b""
-        for token in generate(self.model, before, tokens, sampling):
+        ends = () if past_end else self.ends
+        first = before or [self.tokenizer.start]
+        for token in generate(self.model, first, tokens, sampling, ends=ends):
             ids.append(token)
-            text = self.tokenizer.decode(np.array(ids, np.int64))
-            if heard(text):
+            if heard(self._decoded(before + ids)[given:]):
                 break
-        return Sample(ids, text)
+        return Sample(ids, self._decoded(before + ids))
+
+    def _decoded(self, ids: list[int]) -> bytes:
+        return self.tokenizer.decode(np.array(ids, np.int64))
 
 
 def find(path: Path | None) -> Path:
@@ -92,6 +101,6 @@ def find(path: Path | None) -> Path:
     if found is None:
         raise CheckpointError(
             f"{run.path} is neither a checkpoint nor a run that has one; give a folder such as "
-            "runs/0001-small or runs/0001-small/checkpoints/step-002000"
+            "runs/0001-cpu or runs/0001-cpu/checkpoints/step-002000"
         )
     return found

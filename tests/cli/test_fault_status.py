@@ -107,7 +107,7 @@ def test_what_the_user_can_mend_is_a_line_and_status_2(
 
 
 def test_an_interrupt_is_nobodys_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*args: Any) -> Any:
+    def interrupted(*args: Any, **more: Any) -> Any:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("minitrain.train.sample.generate", interrupted)

@@ -159,7 +159,7 @@ def test_what_is_written_so_far_survives_an_interrupt(
 ) -> None:
     """It is on stdout before the next token is drawn; half a character is not."""
 
-    def interrupted(*args: Any) -> Iterator[int]:
+    def interrupted(*args: Any, **more: Any) -> Iterator[int]:
         yield from "Oh é".encode()[:-1]
         raise KeyboardInterrupt
 

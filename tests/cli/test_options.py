@@ -17,7 +17,7 @@ from minitrain_cli.options import ConfigSources, config_options
 FLAGS = """
     --preset --config --set
     --family --layers --heads --kv-heads --width --context --dropout
-    --data --tokenizer --batch --micro-batches --val-data --smoothing --z-loss
+    --data --tokenizer --documents --batch --micro-batches --val-data --smoothing --z-loss
     --optimizer --lr --min-lr --warmup --schedule
     --beta1 --beta2 --epsilon --momentum --weight-decay --clip --freeze
     --steps --seed --dtype --recompute --stages --times --memory --instructions

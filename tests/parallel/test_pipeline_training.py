@@ -97,6 +97,7 @@ def test_the_command_keeps_the_stages_and_says_when_some_wait(tmp_path: Path) ->
     ("words", "message"),
     [
         ("--layout pp2 --stages 1,1", "stages 1,1 have 2 blocks on 2 stages, but the model has 4"),
+        ("--layout dp1 --stages 1,3", "number(s) that add up to 4, or --stages none for a cut"),
         ("--layout pp2 --stages 1,x", "must be whole numbers with commas between"),
         ("--layout pp8", "6 links (embedding, layers, head) cannot be cut into 8 parts (pp 8)"),
         ("--layout pp2,zb-auto,chunks3", "zb-auto has 1 or 2 chunks on each rank, not 3"),

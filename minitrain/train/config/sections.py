@@ -59,6 +59,9 @@ class DataSection:
         "byte",
         "byte; bpe:SIZE, to train one; ids:SIZE, for a .bin file; or a tokenizer.json",
     )
+    documents: Literal["joined", "apart"] = _option(
+        "joined", "apart: nothing is predicted across the end of a file or a line of a .jsonl"
+    )
     batch: Size = _option(12, "sequences of a step, over all ranks, drawn with replacement")
     micro_batches: Size = _option(1, "parts of the batch, computed one after the other")
     val_path: Text | None = _option(

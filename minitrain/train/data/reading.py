@@ -11,6 +11,7 @@ import os
 import stat
 import zlib
 from collections.abc import Collection, Iterator, Mapping
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,6 +40,11 @@ class Text(NamedTuple):
     notes: list[str]
     sources: Mapping[str, str]
     documents: list[tuple[str, int]]
+
+    @property
+    def starts(self) -> list[int]:
+        """Where in the content each document but the first begins."""
+        return list(accumulate(size + 1 for _, size in self.documents[:-1]))
 
     def parts(self) -> Iterator[tuple[str, bytes]]:
         """Each document's name and bytes."""

@@ -15,14 +15,15 @@ from pathlib import Path
 
 import numpy as np
 
-from minitrain.array import digest, hash_grid
-from minitrain.batch import IGNORE, Batch, Ints
+from minitrain.batch import Batch, Ints
 from minitrain.train.data.binary import is_binary, read_ids
 from minitrain.train.data.reading import Text, TextError, read_text
 from minitrain.train.data.tokenizer import ByteTokenizer, Ids, Tokenizer, tokenizer_of
+from minitrain.train.data.windows import batch_of, offsets, windows
 
 __all__ = ["Corpus", "TextError", "offsets"]
 
+_APART = "where documents end; give a .jsonl or a folder, or leave out --documents apart"
 # The bytes of a UTF-8 character that do not begin it.
 _INSIDE = frozenset(bytes([byte]) for byte in range(0x80, 0xC0))
 
@@ -38,6 +39,8 @@ class Corpus:
         tokenizer: what made the ids.
         notes: one-line remarks for the user.
         sources: the text files that count, see `reading.Text`; none of ids.
+        training_starts, held_out_starts: the places in the ids where documents begin that nothing
+            before them is to predict, rising; none where documents are joined.
     """
 
     name: str
@@ -48,10 +51,12 @@ class Corpus:
     tokenizer: Tokenizer
     notes: tuple[str, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
+    training_starts: Ids = field(default_factory=lambda: np.zeros(0, np.int64))
+    held_out_starts: Ids = field(default_factory=lambda: np.zeros(0, np.int64))
 
     @classmethod
     def load(cls, path: str | Path | None, context: int, tokenizer: str | Tokenizer = "byte",
-             only: Collection[str] | None = None,
+             only: Collection[str] | None = None, documents: str = "joined",
              held_out: str | Path | None = None) -> Corpus:  # fmt: skip
         """Read a file, all text files below a folder, or (None) the documentation in this Python.
 
@@ -61,6 +66,8 @@ class Corpus:
         Args:
             tokenizer: or its spec, see `tokenizer_of`; a new one is trained on the training part.
             only: the `sources` of a run that goes on: of a folder no other files are read.
+            documents: joined, or apart: then no token is predicted across a document's end. Each
+                line of a .jsonl is a document, and each other file.
             held_out: a text to hold out; the last tenth where None.
 
         Raises:
@@ -78,35 +85,45 @@ class Corpus:
                 "with train.bin and val.bin instead"
             )
         if binary:
+            if documents == "apart":
+                raise TextError(f"{path} holds ids, which don't say {_APART}")
             corpus = cls._of_ids(binary[0], tokenizer)
         else:
-            corpus = cls._of_text(texts[0], tokenizer, only, texts[1])
+            corpus = cls._of_text(texts[0], texts[1], tokenizer, only, apart=documents == "apart")
         corpus.check(context)
         return corpus
 
     @classmethod
-    def _of_text(cls, path: Path | None, tokenizer: str | Tokenizer,
-                 only: Collection[str] | None, held_out: Path | None) -> Corpus:  # fmt: skip
+    def _of_text(cls, path: Path | None, other: Path | None, tokenizer: str | Tokenizer,
+                 only: Collection[str] | None, *, apart: bool) -> Corpus:  # fmt: skip
         name = "the built-in text" if path is None else str(path)
         text = read_text(path, only)
-        (training, held), notes = _parts(text, held_out)
+        if apart and not text.starts:
+            raise TextError(f"{name} is one document and doesn't say {_APART}")
+        parts, bounds, notes = _parts(text, other)
         spec = tokenizer if isinstance(tokenizer, str) else tokenizer.spec
-        if problem := _not_utf8(name, text.content) or _not_utf8(str(held_out), held):
+        if problem := _not_utf8(name, text.content) or _not_utf8(str(other), parts[1]):
             if spec != ByteTokenizer.spec:
                 raise TextError(f"{problem}; use --tokenizer byte, or convert the text")
             what = "it is used byte for byte, and samples show a replacement sign"
             notes.append(f"{problem}: {what} where bytes are not text")
         if isinstance(tokenizer, str):
-            tokenizer = tokenizer_of(tokenizer, training)
+            tokenizer = tokenizer_of(tokenizer, parts[0])
+        (training, before), (held_out, after) = (
+            _encoded(tokenizer, part, found if apart else [])
+            for part, found in zip(parts, bounds, strict=True)
+        )
         return cls(
             name=name,
-            training_text=training,
-            held_out_text=held,
-            training=tokenizer.encode(training),
-            held_out=tokenizer.encode(held),
+            training_text=parts[0],
+            held_out_text=parts[1],
+            training=training,
+            held_out=held_out,
             tokenizer=tokenizer,
             notes=tuple(notes),
             sources=text.sources,
+            training_starts=before,
+            held_out_starts=after,
         )
 
     @classmethod
@@ -144,7 +161,8 @@ class Corpus:
         places = np.arange(size, dtype=np.int64) if places is None else places
         starts = offsets(seed, step, places, len(self.training) - context)
         positions = starts[:, None] + np.arange(context)  # (B, T)
-        return _batch(self.training, positions, places, step, size, self.tokenizer.vocab)
+        part = self.training, self.training_starts
+        return batch_of(part, positions, places, step, size, self.tokenizer.vocab)
 
     def evaluation(self, context: int, batch: int) -> Iterator[Batch]:
         """Batches of windows without overlap that predict each held-out token but the first once.
@@ -155,7 +173,8 @@ class Corpus:
         or dropped, whatever the number of ranks.
         """
         self.check(context)
-        yield from windows(self.held_out, context, batch, self.tokenizer.vocab)
+        part = self.held_out, self.held_out_starts
+        yield from windows(part, context, batch, self.tokenizer.vocab)
 
     @cached_property
     def digest(self) -> str:
@@ -164,6 +183,8 @@ class Corpus:
         for ids in (self.training, self.held_out):
             both.update(np.ascontiguousarray(ids).view(np.uint8).data)
             both.update(b"|")
+        for starts in (self.training_starts, self.held_out_starts):
+            both.update(starts.tobytes())
         return both.hexdigest()
 
     def bits_per_byte(self, nats: float) -> float | None:
@@ -173,18 +194,21 @@ class Corpus:
         return nats / math.log(2) * len(self.held_out) / len(self.held_out_text)
 
 
-def _parts(text: Text, held_out: Path | None) -> tuple[tuple[bytes, bytes], list[str]]:
-    """What is trained on and what is held out, with notes on both."""
+def _parts(
+    text: Text, held_out: Path | None
+) -> tuple[tuple[bytes, bytes], tuple[list[int], list[int]], list[str]]:
+    """What is trained on and what is held out, where documents begin in each, and notes on both."""
     if held_out is not None:
         other = read_text(held_out)
-        return (text.content, other.content), [*text.notes, *other.notes]
+        return (text.content, other.content), (text.starts, other.starts), text.notes + other.notes
     content, notes = text.content, list(text.notes)
     start = _character(content, len(content) - len(content) // 10)
     if len(text.sources) > 1:
         names = _from(text, start)
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         notes.append(f"held out, as the last tenth: {', '.join(names[:3])}{more}")
-    return (content[:start], content[start:]), notes
+    bounds = [s for s in text.starts if s < start], [s - start for s in text.starts if s > start]
+    return (content[:start], content[start:]), bounds, notes
 
 
 def _from(text: Text, start: int) -> list[str]:
@@ -197,38 +221,13 @@ def _from(text: Text, start: int) -> list[str]:
     return names
 
 
-def windows(ids: Ids, context: int, batch: int, vocab: int) -> Iterator[Batch]:
-    """Batches of windows of ids without overlap, see `Corpus.evaluation`; ids may be few."""
-    count = math.ceil((len(ids) - 1) / context)
-    for step, first in enumerate(range(0, count, batch)):
-        rows = np.arange(first, min(first + batch, count))
-        positions = rows[:, None] * context + np.arange(context)
-        places = np.arange(len(rows), dtype=np.int64)
-        yield _batch(ids, positions, places, step, len(rows), vocab)
-
-
-def _batch(ids: Ids, positions: Ints, places: Ints, step: int, size: int, vocab: int) -> Batch:
-    """Tokens at the positions (B, T) and their successors as labels; IGNORE past the end."""
-    last = len(ids) - 1
-    tokens = ids[np.minimum(positions, last)].astype(np.int64)
-    following = ids[np.minimum(positions + 1, last)].astype(np.int64)
-    labels = np.where(positions < last, following, IGNORE)
-    made = Batch(tokens, labels, places, step, size)
-    made.check(vocab)
-    return made
-
-
-def offsets(seed: int, step: int, places: Ints, count: int) -> Ints:
-    """Numbers below `count` (B,), each a pure function of (seed, step, its place).
-
-    Two 32-bit hashes make 64 bits: texts above 4 GB are reached to their end, and the remainder
-    favours low offsets by less than count / 2**64.
-    """
-    key = digest("sample", seed)
-    steps = np.array([step])
-    high, low = (hash_grid(part, steps, places).astype(np.uint64) for part in (key >> 64, key))
-    drawn: Ints = (((high << np.uint64(32)) | low) % np.uint64(count)).astype(np.int64)
-    return drawn
+def _encoded(tokenizer: Tokenizer, text: bytes, starts: list[int]) -> tuple[Ids, Ids]:
+    """The ids of a text, and the places among them where its documents begin: no token may hold
+    the end of one and the beginning of the next."""
+    ends = [*starts, len(text)]
+    parts = [tokenizer.encode(text[a:b]) for a, b in zip([0, *starts], ends, strict=True)]
+    places = np.cumsum([len(part) for part in parts[:-1]], dtype=np.int64)
+    return (parts[0] if len(parts) == 1 else np.concatenate(parts)), places
 
 
 def _character(text: bytes, at: int) -> int:

@@ -22,7 +22,7 @@ OWN = ("model.context", "model.dropout")
 """What the new run may choose: how long its sequences are, and what it drops."""
 
 
-class Origin(NamedTuple):
+class WarmStart(NamedTuple):
     """A trained model.
 
     Attributes:
@@ -71,7 +71,7 @@ class Origin(NamedTuple):
         return replace(config.model, **own)
 
 
-def read(path: Path) -> Origin:
+def read(path: Path) -> WarmStart:
     """The model of a run, a checkpoint, or a folder in Hugging Face's layout.
 
     Raises:
@@ -83,7 +83,7 @@ def read(path: Path) -> Origin:
         path = find(path)
         model, tokenizer = load_model(path)
     weights = {name: parameter.array for name, parameter in model.parameters().items()}
-    return Origin(path, model.config, tokenizer, weights)
+    return WarmStart(path, model.config, tokenizer, weights)
 
 
 def sizes_with(sizes: Config, config: RunConfig) -> Config:
