@@ -168,6 +168,7 @@ class Window:
         seed, step: of the run; a step's micro-batches share it.
         samples: (B,) index of each sequence in the global batch.
         positions: (T,) index of each token in its sequence (not always a range: zigzag).
+        length: of the whole sequences, where positions may be a part of them; None: they are whole.
         training: whether dropout drops, and the loss has what is added to it for training.
     """
 
@@ -176,6 +177,7 @@ class Window:
     samples: Any
     positions: Any
     training: bool = True
+    length: int | None = None
 
     def key(self, site: str) -> int:
         """64 random bits for one place in the model at this step."""

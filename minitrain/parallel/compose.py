@@ -21,6 +21,7 @@ from minitrain.parallel import regions
 from minitrain.parallel.agreement import check_alike, weights_digest
 from minitrain.parallel.arrays import arrays_of, fill, users_of
 from minitrain.parallel.bind import BoundUnit, cast_to
+from minitrain.parallel.context import cut_context
 from minitrain.parallel.inventory import check_declared, modules_of
 from minitrain.parallel.mesh import Mesh
 from minitrain.parallel.pipeline import keep
@@ -147,9 +148,15 @@ def _declared(
 
 def _cut(model: Any, table: Placements, mesh: Mesh) -> None:
     """Transform the model, strategy by strategy; each sees what the ones before it left."""
+    if mesh.layout.tp > 1:
+        _cut_tensors(model, table, mesh)
+    if mesh.layout.cp > 1:
+        cut_context(model, mesh)
+
+
+def _cut_tensors(model: Any, table: Placements, mesh: Mesh) -> None:
+    """Tensor parallelism, with the regions of sequence parallelism where the layout has it."""
     group = mesh["tp"]
-    if mesh.layout.tp == 1:
-        return  # the layout does not ask for it
     if mesh.layout.sp:
         sequence = SequenceRegions(group)
         cut_tensors(model, table, group, sequence.enter, sequence.leave)

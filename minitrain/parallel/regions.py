@@ -161,7 +161,11 @@ def _exchange(x: Array, group: Group, joined: tuple[int, list[int]],
               split: tuple[int, list[int]]) -> Array:  # fmt: skip
     axis, sizes = split
     parts = [own(x, axis, sizes, rank) for rank in range(group.size)]
-    return namespace(x).concatenate(group.all_to_all(parts, purpose=PURPOSE), axis=joined[0])
+    shape, xp = [*parts[group.rank].shape], namespace(x)
+    like = []
+    for shape[joined[0]] in joined[1]:
+        like.append(xp.broadcast_to(xp.empty((), x.dtype), shape))
+    return xp.concatenate(group.all_to_all(parts, like=like, purpose=PURPOSE), axis=joined[0])
 
 
 def gather(x: Tensor, group: Group, axis: int, sizes: list[int]) -> Tensor:
