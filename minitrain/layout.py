@@ -251,7 +251,7 @@ def _malformed(layout: Layout) -> Iterator[str]:
             yield f"{name} is {value!r}, but must be one of {', '.join(map(str, values))}"
     if layout.ulysses != 1 and layout.cp_kind in ("ulysses", "gather"):
         yield f"ulysses{layout.ulysses} is for a ring or zigzag; leave it or {layout.cp_kind} out"
-    elif 1 < layout.ulysses and layout.cp % layout.ulysses:
+    elif layout.ulysses > 1 and layout.cp % layout.ulysses:
         yield f"ulysses{layout.ulysses} does not divide cp{layout.cp}; use one that does"
     if layout.keep and layout.zero != 3:
         yield "keep is about what zero3 gathers; add zero3, or leave keep out"

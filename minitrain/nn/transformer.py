@@ -28,31 +28,22 @@ class AttentionCore(Module):
         self.dropout = Dropout(dropout)
         self.first_head = 0  # of the model's heads, where this core sees some of them
 
-    def forward(self, *packed: Tensor, positions: Array, key_positions: Array | None = None,
-                first: int = 0) -> Tensor:  # fmt: skip
+    def forward(self, *packed: Tensor, positions: Array) -> Tensor:
         """Attention of queries to the keys at their position and before.
-
-        Args:
-            key_positions: of keys that are not the queries' own.
-            first: where the heads begin among those of this core.
 
         Shapes: packed: qkv (B, T, 3, H, D), or q (B, T, H, D) and kv (B, T, 2, K, D); positions
             (T,) -> (B, T, H, D).
         """
-        drop = self.weight_dropout(first, packed[0].shape[-2])
-        return F.attention(
-            *packed, positions=positions, key_positions=key_positions, dropout=drop
-        )
+        drop = self.weight_dropout(packed[0].shape[-2])
+        return F.attention(*packed, positions=positions, dropout=drop)
 
-    def weight_dropout(self, first: int, heads: int) -> F.WeightDropout | None:
-        """What drops the attention weights of some of this core's heads; None where nothing is."""
+    def weight_dropout(self, heads: int, first: int = 0) -> F.WeightDropout | None:
+        """What drops attention weights of so many of its heads, from a first one on; or None."""
         view = self.dropout.window()
         if view is None:
             return None
         own = np.arange(heads) + self.first_head + first
-        return F.WeightDropout(
-            self.dropout.rate, view.key(self.dropout.path), view.samples, own
-        )
+        return F.WeightDropout(self.dropout.rate, view.key(self.dropout.path), view.samples, own)
 
 
 class Attention(Module):

@@ -21,12 +21,12 @@ before a sequence is cut. A block of keys that no query sees is passed on, but c
 from __future__ import annotations
 
 from functools import lru_cache
-from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from minitrain.array import Array, from_host, namespace
+from minitrain.autograd import functional as F
 from minitrain.autograd.tensor import Tensor
 from minitrain.autograd.tiles import Rule
 from minitrain.comm.group import Group
@@ -34,9 +34,8 @@ from minitrain.cut import cut_sizes
 from minitrain.layout import Layout
 from minitrain.nn import AttentionCore, Module, current
 from minitrain.parallel import regions
-from minitrain.parallel.cuts import by_heads
 from minitrain.parallel.mesh import Mesh
-from minitrain.parallel.positions import piece_positions
+from minitrain.parallel.positions import exchanged_heads, piece_positions
 from minitrain.parallel.ring import RingAttention
 
 POSITIONS, HEADS = 1, -2  # axes of queries, keys and values
@@ -71,7 +70,7 @@ class RingCore(Module):
     def forward(self, *packed: Tensor, positions: Array, first: int = 0) -> Tensor:
         """As AttentionCore's; the queries and keys are those of this rank's positions."""
         heads, width = packed[0].shape[-2:]
-        drop = self.core.weight_dropout(first, heads)
+        drop = self.core.weight_dropout(heads, first)
         rule = Rule(positions, positions, causal=True, scale=width**-0.5, dropout=drop)
         pieces = _pieces(self.layout, _length())
         return RingAttention.apply(*packed, rule=rule, ring=self.ring, pieces=pieces)
@@ -88,64 +87,51 @@ class GatherCore(Module):
         q, kv = packed if len(packed) == 2 else (packed[0][:, :, 0], packed[0][:, :, 1:])
         sizes = cut_sizes(_length(), self.group.size)
         kv = regions.all_gather(kv, self.group, POSITIONS, sizes)
-        return self.core(q, kv, positions=positions, key_positions=_whole(_length()))
+        drop = self.core.weight_dropout(q.shape[HEADS])
+        whole = _whole(_length())
+        return F.attention(q, kv, positions=positions, key_positions=whole, dropout=drop)
 
 
 class UlyssesCore(Module):
     """Attention of some heads at all the positions that a group has, between two exchanges.
 
     Args:
-        core: attention at these positions: plain, or on a ring of such groups.
-        piece: which piece of the ring the group has.
+        core: attention at these positions, on a ring of such groups.
     """
 
-    def __init__(self, core: Any, group: Group, layout: Layout, piece: int):
-        self.core, self.group, self.layout, self.piece = core, group, layout, piece
+    def __init__(self, core: RingCore, group: Group, layout: Layout):
+        self.core, self.group, self.layout = core, group, layout
 
     def forward(self, *packed: Tensor, positions: Array) -> Tensor:
         """As AttentionCore's; the queries and keys are those of this rank's positions.
 
         Heads need not divide; a key/value head goes to each rank that has queries of it.
         """
-        piece, group = _pieces(self.layout, _length())[self.piece], self.group
+        piece, group = _pieces(self.layout, _length())[self.core.ring.rank], self.group
         along = POSITIONS, cut_sizes(len(piece), group.size)
-        heads, kv_heads, shared = _heads(*[x.shape[HEADS] for x in packed], ranks=group.size)
+        sizes = [x.shape[HEADS] for x in packed]
+        heads, kv_heads, shared = exchanged_heads(*sizes, ranks=group.size)
         *queries, last = packed
         if shared:
             last = last[:, :, :, from_host(np.array(shared), namespace(last.array))]
-        cuts = [heads, kv_heads][-len(packed) :]
-        whole = [regions.all_to_all(x, group, along, (x.ndim + HEADS, sizes))
-                 for x, sizes in zip((*queries, last), cuts, strict=True)]  # fmt: skip
+        whole = [regions.all_to_all(x, group, along, (x.ndim + HEADS, cut))
+                 for x, cut in zip((*queries, last), (heads, kv_heads), strict=False)]  # fmt: skip
         out = self.core(*whole, positions=piece, first=sum(heads[: group.rank]))
         return regions.all_to_all(out, group, (out.ndim + HEADS, heads), along)
-
-
-def _heads(
-    heads: int, kv_heads: int | None = None, *, ranks: int
-) -> tuple[list[int], list[int], tuple[int, ...]]:
-    """How query heads and key/value heads are cut, and which of the latter these are in the order
-    of the ranks, if some are shared: then each goes to several."""
-    if kv_heads in (None, heads):
-        return cut_sizes(heads, ranks), cut_sizes(heads, ranks), ()
-    units = by_heads(heads, kv_heads, ranks)
-    holds, sizes = units["kv_heads"]
-    shared = len(sizes) < ranks
-    return [*units["heads"][1]], [1] * ranks if shared else [*sizes], holds if shared else ()
 
 
 def cut_context(model: Any, mesh: Mesh) -> None:
     """Let every attention of a model see the positions of all cp ranks."""
     layout, at = mesh.layout, mesh.coordinates["cp"]
-    piece, inner = divmod(at, layout.exchange)
+    inner = at % layout.exchange
     exchange = mesh.along({"cp": tuple(range(at - inner, at - inner + layout.exchange))})
     ring = mesh.along({"cp": tuple(range(inner, layout.cp, layout.exchange))})
     for path, core in list(model.modules()):
         if isinstance(core, AttentionCore):
-            found: Module = core
+            on_ring = RingCore(core, ring, layout)
             if layout.cp_kind == "gather":
-                found = GatherCore(core, ring)
-            elif layout.ring > 1:
-                found = RingCore(core, ring, layout)
-            if layout.exchange > 1:
-                found = UlyssesCore(found, exchange, layout, piece)
-            model.replace(path, found)
+                model.replace(path, GatherCore(core, ring))
+            elif layout.exchange > 1:
+                model.replace(path, UlyssesCore(on_ring, exchange, layout))
+            else:
+                model.replace(path, on_ring)

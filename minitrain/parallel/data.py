@@ -86,8 +86,9 @@ class Shares:
         labels = [part.labels[:, positions] for part in mine]
         valid = sum(int(np.count_nonzero(ids != IGNORE)) for ids in labels)
         total = self.total(valid, batch, mine)
+        shared = {"positions": positions, "step": batch.step, "length": length, "total": total}
         return [
-            Part(part.tokens[:, positions], ids, part.places, positions, batch.step, m, length, total)
+            Part(part.tokens[:, positions], ids, part.places, micro_batch=m, **shared)
             for m, (part, ids) in enumerate(zip(mine, labels, strict=True))
         ]
 

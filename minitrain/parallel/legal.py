@@ -16,7 +16,8 @@ def layouts(ranks: int, config: Config, *, micro_batches: int = 4) -> Iterator[L
     """Every layout of exactly so many ranks that can run a configuration's model."""
     for sizes in _factors(ranks, len(AXES)):
         axes: dict[str, Any] = dict(zip(AXES, sizes, strict=True))
-        for words in itertools.product(*(_uses(axis, axes[axis]) for axis in AXES if axes[axis] > 1)):
+        uses = [_uses(axis, ranks) for axis, ranks in axes.items() if ranks > 1]
+        for words in itertools.product(*uses):
             how = {name: value for use in words for name, value in use.items()}
             try:
                 layout = Layout(**axes, **how)

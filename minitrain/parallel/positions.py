@@ -1,4 +1,4 @@
-"""Which positions of a sequence each context-parallel rank has. Plain Python.
+"""Which positions of a sequence, and which heads, each context-parallel rank has. Plain Python.
 
 A sequence is cut into as many pieces as a ring has places. A query sees what is before it, so of
 consecutive pieces the last costs the most: 7/16 of all the work with four. Under zigzag a piece is
@@ -12,8 +12,9 @@ Inside a piece, ranks that exchange positions for heads have consecutive parts o
 
 from __future__ import annotations
 
-from minitrain.cut import cut_span
+from minitrain.cut import cut_sizes, cut_span
 from minitrain.layout import Layout
+from minitrain.parallel.cuts import by_heads
 
 
 def piece_positions(layout: Layout, length: int, index: int) -> list[int]:
@@ -29,3 +30,16 @@ def own_positions(layout: Layout, length: int, rank: int) -> list[int]:
     """The positions of a rank of the cp axis: its part of a piece."""
     piece = piece_positions(layout, length, rank // layout.exchange)
     return piece[cut_span(len(piece), rank % layout.exchange, layout.exchange)]
+
+
+def exchanged_heads(
+    heads: int, kv_heads: int | None = None, *, ranks: int
+) -> tuple[list[int], list[int], tuple[int, ...]]:
+    """How many query heads and key/value heads each of the ranks gets that exchange positions for
+    them; and, where ranks share the latter, which one each has."""
+    if kv_heads in (None, heads):
+        return cut_sizes(heads, ranks), cut_sizes(heads, ranks), ()
+    units = by_heads(heads, kv_heads, ranks)
+    (_, queries), (holds, sizes) = units["heads"], units["kv_heads"]
+    shared = len(sizes) < ranks
+    return [*queries], [1] * ranks if shared else [*sizes], holds if shared else ()

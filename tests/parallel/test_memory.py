@@ -21,7 +21,7 @@ from minitrain.batch import Batch
 from minitrain.comm import run_ranks
 from minitrain.comm.group import Group
 from minitrain.layout import Layout, LayoutError
-from minitrain.nn import GPTConfig, LlamaConfig, Window, window
+from minitrain.nn import GPTConfig, LlamaConfig, window
 from minitrain.nn.config import Config
 from minitrain.nn.families import declare
 from minitrain.optim import AdamW
@@ -69,12 +69,11 @@ Given = tuple[Any, ...]
 
 def forward(model: ParallelModel, batch: Batch) -> tuple[Any, Given]:
     """The loss of this rank's part, and the arrays that the caller made for it."""
-    part = batch.part(0, 1, model.mesh.data_index, model.mesh.layout.data_ranks)
-    positions = np.arange(part.tokens.shape[1])
-    with window(Window(0, 0, part.places, positions)):
-        logits = model.module(part.tokens, positions)
-        loss = model.module.loss(logits, part.labels, total=batch.valid)
-    return loss, (part.tokens, part.labels, part.places, positions)
+    [part] = model.shares.of(batch, micro_batches=1)
+    with window(part.window(0, training=True)):
+        logits = model.module(part.tokens, part.positions)
+        loss = model.module.loss(logits, part.labels, total=part.total)
+    return loss, (part.tokens, part.labels, part.places, part.positions)
 
 
 def batch_of(config: Config, size: int, length: int) -> Batch:
@@ -112,6 +111,7 @@ GPT7 = GPTConfig(vocab=23, context=9, layers=2, heads=7, width=14, hidden=10, dr
 LLAMA = LlamaConfig(vocab=23, context=9, layers=2, heads=6, kv_heads=2, width=24, hidden=10)
 LAYOUTS = ["dp1", "tp2", "tp3", "tp5,sp", "tp2,sp", "dp2,tp2", "dp2,tp3,sp", "shard2,zero1"]
 LAYOUTS += ["shard4,zero2", "shard4,zero3", "shard2,zero2,owner,tp2", "dp2,shard2,zero3,tp2,sp"]
+CONTEXT = ["cp2", "cp3,ring", "cp2,gather", "cp4,ulysses", "cp4,ulysses2,tp2,sp", "cp4,gather,tp2"]
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
@@ -128,6 +128,17 @@ def test_what_a_rank_holds_is_the_formula(
     for rank, found in enumerate(ranks):
         assert found == formula(config, where, rank, batch, **options)
         assert min(found) > 0
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("layout", CONTEXT)
+@pytest.mark.parametrize("config", [GPT7, LLAMA], ids=["gpt", "llama"])
+def test_what_a_rank_holds_of_some_positions_is_the_formula(
+    config: Config, layout: str, dtype: str, recompute: str
+) -> None:
+    """8 positions on three ranks; seven heads on four, and six that share two key/value heads."""
+    test_what_a_rank_holds_is_the_formula(config, layout, dtype, recompute)
 
 
 @given(st.data())
@@ -164,7 +175,9 @@ def test_the_tape_is_all_that_is_held(layout: str) -> None:
         together.wait()
         after = numpy_bytes()
         together.wait()
-        return after - before - group.size * (loss.array.nbytes + given[-1].nbytes)
+        part, places = given[:2] + given[3:], given[2]  # the places are a view of the batch's
+        assert places.base is not None
+        return after - before - group.size * (loss.array.nbytes + sum(x.nbytes for x in part))
 
     tracemalloc.start()
     try:
@@ -198,7 +211,7 @@ def test_the_figures_beside_those_of_korthikanti() -> None:
 
 
 def test_axes_that_no_run_has_confirmed_are_refused() -> None:
-    with pytest.raises(LayoutError, match="covers dp, shard and tp, not pp, cp"):
+    with pytest.raises(LayoutError, match="covers dp, shard, cp and tp, not pp"):
         held(GPT7, Layout(pp=2, shard=2, cp=2), batch=1, length=8)
 
 
