@@ -172,9 +172,7 @@ class _Waiting:
         heads, kv_heads, tokens = self.heads, self.kv_heads, self.tokens
         if layout.cp == 1 or layout.cp_kind == "gather":
             kept, out = heads + 2 * kv_heads, tokens * self._features(heads, self.item)
-            if (
-                layout.cp > 1
-            ):  # keys and values of all ranks; the own ones beside queries, if packed
+            if layout.cp > 1:  # all ranks' keys and values; the own ones where packed with queries
                 whole = self.batch * self.whole * self._features(2 * kv_heads, self.item)
                 kept, out = 3 * heads if self.gpt else heads, out + whole
         else:

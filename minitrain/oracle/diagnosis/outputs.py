@@ -23,11 +23,12 @@ from minitrain.oracle.diagnosis.subject import (
     Wrong,
     alike,
 )
+from minitrain.parallel.positions import own_positions
 
 
 def diagnose_output(evidence: Evidence, wrong: Wrong, subject: Subject) -> Diagnosis | None:
     """Of the ranks that have an output wrongly."""
-    if subject.kind != "output" or evidence.layout.cp > 1:
+    if subject.kind != "output":
         return None
     for test in (_masked, _constant, _replayed, _by_token):
         found = test(evidence, wrong, subject)
@@ -76,11 +77,12 @@ def _parts(evidence: Evidence, subject: Subject, rank: int) -> list[Batch]:
     return [batch.part(m, count, index, layout.data_ranks) for m in range(count)]
 
 
-def _positions(evidence: Evidence, rank: int) -> slice:
+def _positions(evidence: Evidence, rank: int) -> list[int]:
     """The positions that a rank has of an output."""
-    layout, length = evidence.layout, evidence.task.model.context
+    layout, at = evidence.layout, evidence.layout.coordinates(rank)
+    own = own_positions(layout, evidence.task.model.context, at["cp"])
     ranks = layout.tp if layout.sp else 1
-    return cut_span(length, layout.coordinates(rank)["tp"] % ranks, ranks)
+    return own[cut_span(len(own), at["tp"] % ranks, ranks)]
 
 
 def _by_token(evidence: Evidence, wrong: Wrong, subject: Subject) -> Diagnosis | None:
