@@ -30,7 +30,7 @@ def diagnose_output(evidence: Evidence, wrong: Wrong, subject: Subject) -> Diagn
     """Of the ranks that have an output wrongly."""
     if subject.kind != "output":
         return None
-    for test in (_masked, _constant, _replayed, _by_token):
+    for test in (_masked, _constant, _restarted, _replayed, _by_token):
         found = test(evidence, wrong, subject)
         if found is not None:
             return found
@@ -57,6 +57,22 @@ def _constant(evidence: Evidence, wrong: Wrong, subject: Subject) -> Diagnosis |
         if all(_same_along(got, right, axes) for got, right in wrong.values()):
             return Diagnosis("constant", f"off by the same {what}")
     return None
+
+
+def _restarted(evidence: Evidence, wrong: Wrong, subject: Subject) -> Diagnosis | None:
+    """Whether an embedding is that of tokens at positions 0, 1, … on every rank."""
+    if subject.name != "embedding" or subject.step != 1:
+        return None
+    model: Any = evidence.task.declare().initialize(evidence.task.seed, "float64")
+    for rank, (got, _) in wrong.items():
+        own, made = _positions(evidence, rank), []
+        for part in _parts(evidence, subject, rank):
+            at = np.arange(len(own))
+            with window(Window(evidence.task.seed, part.step, part.places, at)):
+                made.append(model.link(0)(part.tokens[:, own], at).array)
+        if not alike(got, np.concatenate(made)):
+            return None
+    return Diagnosis("positions", "computed as if the positions of each rank began at 0")
 
 
 def _same_along(got: Array, right: Array, axes: tuple[int, ...]) -> bool:
