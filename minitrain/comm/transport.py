@@ -59,6 +59,8 @@ class Transport(ABC):
         sequences: channel → the number of collectives started on it so far.
         ledgers: how many are open on this rank: with none, nothing is counted.
         seconds: the clock of `Group.seconds`, which operations move on.
+        overlaps: whether what is started goes on while the rank computes. False: a collective is
+            waited for where it is started, which shows what overlap is worth.
     """
 
     kind: str
@@ -72,6 +74,7 @@ class Transport(ABC):
         self.sequences: dict[int, int] = defaultdict(int)
         self.ledgers = 0
         self.seconds = 0.0
+        self.overlaps = True
 
     @property
     def local_rank(self) -> int:

@@ -166,13 +166,12 @@ class Reducer:
             self._start()
 
     def progress(self) -> None:
-        """A hook for the engine, after each node: move the started buckets on, and put sums that
-        have come where they belong, so that the memory of their messages is free."""
-        if self.started > self.stored:
-            self.mesh.world.progress()
-            while self.stored < self.started and self.waiting[self.stored].done:
-                self.waiting[self.stored].wait()
-                self.stored += 1
+        """A hook after each node and module: move on what is on its way, and put sums that have
+        come where they belong, so that the memory of their messages is free."""
+        self.mesh.world.progress()
+        while self.stored < self.started and self.waiting[self.stored].done:
+            self.waiting[self.stored].wait()
+            self.stored += 1
 
     def finish(self) -> None:
         """Start what is left and wait for everything: the gradients are the global sums."""
