@@ -109,7 +109,7 @@ class DelayTransport(ThreadTransport):
             for requests, messages in zip(pending, lists, strict=True)
             if all(message.done for message in messages)
         ]
-        time.sleep(max(0.0, min(times) - time.monotonic()))
+        time.sleep(max(0.0, min(times, default=0.0) - time.monotonic()))
 
 
 def _handed_over(request: Request) -> Message:

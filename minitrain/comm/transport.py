@@ -36,10 +36,15 @@ one sender they arrive in the order in which they were sent."""
 
 
 class Request(Protocol):
-    """A message on its way: once done, what a receive has received, or why it could not be."""
+    """A message on its way."""
 
-    array: Array
-    error: Exception | None
+    @property
+    def array(self) -> Array:
+        """What a receive has received."""
+
+    @property
+    def error(self) -> Exception | None:
+        """Why the message could not be received; None if it could."""
 
     @property
     def done(self) -> bool:

@@ -26,6 +26,7 @@ from minitrain.parallel.mesh import Mesh
 from minitrain.parallel.pipeline import keep
 from minitrain.parallel.plan import BUCKET
 from minitrain.parallel.recompute import RecomputedBlock
+from minitrain.parallel.reduce import Reducer
 from minitrain.parallel.sequence import SequenceRegions, cut_sequence
 from minitrain.parallel.stages import chunks_of
 from minitrain.parallel.table import Placements, check_layout, placements, table_of
@@ -95,7 +96,8 @@ def parallelize(
     reducer = arrays_of(parameters, table, mesh, users, bucket, dtype, xp)
     for parameter in parameters.values():
         fill(reducer, parameter, mesh, seed, xp)
-    _bind(model, mesh, chunks, cast_to(dtype) if reducer.lives.weights.dtype != dtype else None)
+    casts = reducer.lives.weights.dtype != dtype
+    _bind(model, mesh, chunks, cast_to(dtype) if casts else None, reducer)
     if recompute == "full":
         for i, block in enumerate(model.blocks):
             if block is not None:
@@ -163,12 +165,15 @@ def _cut(model: Any, table: Placements, mesh: Mesh) -> None:
         )
 
 
-def _bind(model: Any, mesh: Mesh, chunks: Sequence[range], cast: Derive | None) -> None:
+def _bind(model: Any, mesh: Mesh, chunks: Sequence[range], cast: Derive | None,
+          reducer: Reducer) -> None:  # fmt: skip
     """Let each unit compute with tensors that are derived from its parameters: cast, gathered."""
     gathers, modules = mesh.layout.zero == 3, dict(model.modules())
     if cast is None and not gathers:
         return
-    gatherer = Gatherer(mesh["shard"], mesh.coordinates, keep=mesh.layout.keep)
+    gatherer = Gatherer(
+        mesh["shard"], mesh.coordinates, keep=mesh.layout.keep, expect=reducer.expect
+    )
     for chunk in chunks:
         paths = units_of(model, chunk)
         units = [GatheredUnit(gatherer, cast) for _ in paths]

@@ -22,19 +22,22 @@ from minitrain.comm.group import Group
 from minitrain.comm.operation import Operation
 from minitrain.nn.module import Parameter
 
+Expect = Callable[[Parameter, Operation, int], None]
+
 
 class Gather(Function):
     """A piece of a parameter → the parameter, as far as this rank has it (stage 3).
 
-    Forward: all-gather. Backward: reduce-scatter; both can be put off with the weight's gradient.
+    Forward: all-gather. Backward: reduce-scatter, which goes on while the backward does; what comes
+    of it is added to the gradient then. Both can be put off with the weight's gradient.
     """
 
     passes_weight = True
     collective = True  # a parameter that this rank did not use has peers that did
 
     def forward(self, piece: Array, *, whole: Callable[[Array], Array], group: Group,
-                sizes: list[int]) -> Array:  # fmt: skip
-        self.group, self.sizes, self.xp = group, sizes, namespace(piece)
+                sizes: list[int], expect: Callable[[Operation, int], None]) -> Array:  # fmt: skip
+        self.group, self.sizes, self.xp, self.expect = group, sizes, namespace(piece), expect
         return whole(piece)
 
     def vjp(self, grad_out: Array, needs: Needs) -> Grads:
@@ -43,7 +46,11 @@ class Gather(Function):
             flat = self.xp.zeros(sum(self.sizes), wide)
         else:
             flat = self.xp.ascontiguousarray(grad_out).reshape(-1).astype(wide, copy=False)
-        return (self.group.reduce_scatter(flat, sizes=self.sizes, purpose="gradient"),)
+        self.expect(
+            self.group.start.reduce_scatter(flat, sizes=self.sizes, purpose="gradient"),
+            flat.nbytes,
+        )
+        return (None,)
 
 
 class Gatherer:
@@ -53,6 +60,7 @@ class Gatherer:
         at: this rank's coordinates.
         keep: what was gathered is kept until the weights change, so each parameter is gathered
             once a step. All ranks write weights at the same time, so they agree.
+        expect: takes what comes of a parameter's gradient; see `Reducer.expect`.
 
     Attributes:
         kept: by name, the version gathered, and the whole.
@@ -60,8 +68,8 @@ class Gatherer:
         entered: the unit that computes, and whether it is its backward.
     """
 
-    def __init__(self, group: Group, at: Mapping[str, int], *, keep: bool):
-        self.group, self.at, self.keep = group, at, keep
+    def __init__(self, group: Group, at: Mapping[str, int], *, keep: bool, expect: Expect):
+        self.group, self.at, self.keep, self.expect = group, at, keep, expect
         self.kept: dict[str, tuple[int, Array]] = {}
         self.coming: dict[Parameter, tuple[int, Operation]] = {}
         self.entered: tuple[GatheredUnit, bool] | None = None
@@ -77,7 +85,8 @@ class Gatherer:
             return whole
 
         make = partial(self._kept, parameter, gather) if self.keep else gather
-        return Gather.apply(piece, whole=make, group=self.group, sizes=sizes)
+        expect = partial(self.expect, parameter)
+        return Gather.apply(piece, whole=make, group=self.group, sizes=sizes, expect=expect)
 
     def send_for(self, parameter: Parameter, mine: Array) -> None:
         """Start to gather a parameter, unless it is there or on its way as it is now."""
