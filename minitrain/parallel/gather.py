@@ -93,9 +93,12 @@ class Gatherer:
         there, _ = self.kept.get(parameter.name, (-1, mine))
         version, _ = self.coming.get(parameter, (there, None))
         if version != parameter.version:
-            sizes, _ = self._cut(parameter)
-            operation = self.group.start.all_gather(mine, sizes=sizes, purpose="parameter")
-            self.coming[parameter] = parameter.version, operation
+            self.coming[parameter] = parameter.version, self._start(parameter, mine)
+
+    def _start(self, parameter: Parameter, mine: Array) -> Operation:
+        sizes, _ = self._cut(parameter)
+        operation: Operation = self.group.start.all_gather(mine, sizes=sizes, purpose="parameter")
+        return operation
 
     def _kept(self, parameter: Parameter, gather: Callable[[Array], Array], mine: Array) -> Array:
         version, whole = self.kept.get(parameter.name, (-1, mine))
