@@ -29,6 +29,10 @@ from minitrain.parallel.mesh import Mesh
 from minitrain.parallel.plan import BUCKET, Plan, buckets
 from minitrain.parallel.table import Placements
 
+IN_FLIGHT = 2
+"""Buckets that may be on their way: one is summed while the next one fills, and a rank that is
+ahead of the others doesn't have all of its messages in memory."""
+
 
 class Bucket:
     """Some parameters with one plan, whose gradients travel in one message."""
@@ -190,8 +194,7 @@ class Reducer:
             self._arrive()
         self._start_final()
         while self.stored < self.started and self.waiting[self.stored].done:
-            self.waiting[self.stored].wait()
-            self.stored += 1
+            self._store()
 
     def finish(self) -> None:
         """Start what is left and wait for everything: the gradients are the global sums."""
@@ -216,6 +219,13 @@ class Reducer:
                 return
             self._start()
 
+    def _store(self) -> None:
+        """The oldest sum on its way has come, or is waited for."""
+        self.waiting[self.stored].wait()
+        self.stored += 1
+
     def _start(self) -> None:
+        if self.started - self.stored == IN_FLIGHT:
+            self._store()
         self.waiting[self.started].start()
         self.started += 1
