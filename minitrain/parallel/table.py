@@ -202,9 +202,8 @@ def check_supported(layout: Layout) -> None:
     Raises:
         LayoutError: naming the axes.
     """
-    others = [axis for axis in ("cp", "ep") if getattr(layout, axis) > 1]
-    if others:
+    if layout.ep > 1:
         raise LayoutError(
-            f"layout {layout} uses {', '.join(others)}, which this version cannot run yet; data, "
-            f"sharded, pipeline and tensor parallelism it can, such as dp{layout.size}"
+            f"layout {layout} uses ep, which this version cannot run yet; all other axes it can, "
+            f"such as dp{layout.size}"
         )

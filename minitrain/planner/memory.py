@@ -32,6 +32,7 @@ from minitrain.cut import cut_size
 from minitrain.layout import Layout, LayoutError
 from minitrain.nn.config import TABLE, Config, GPTConfig
 from minitrain.parallel.placement import Placement, Shape
+from minitrain.parallel.positions import exchanged_heads, own_positions, piece_positions
 from minitrain.parallel.table import Placements, placements
 
 BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
@@ -79,9 +80,11 @@ def held(
     Raises:
         LayoutError: axes that this formula does not cover.
     """
-    others = [axis for axis in ("pp", "cp", "ep") if getattr(layout, axis) > 1]
+    others = [axis for axis in ("pp", "ep") if getattr(layout, axis) > 1]
     if others:
-        raise LayoutError(f"the memory formula covers dp, shard and tp, not {', '.join(others)}")
+        raise LayoutError(
+            f"the memory formula covers dp, shard, cp and tp, not {', '.join(others)}"
+        )
     table, at = placements(config, layout, frozen=frozen), layout.coordinates(rank)
     item, wide = BYTES[dtype], max(4, BYTES[dtype])
     waiting = _Waiting(config, layout, table, at, batch, length, item, wide)
@@ -119,7 +122,7 @@ def _size(shape: Shape, placement: Placement | None, at: Mapping[str, int]) -> i
 class _Waiting:
     """Activations that wait for the backward on a rank.
 
-    Tokens are b·s of them; between the regions a rank has its own positions of them (all without
+    Tokens are b·s/c of them; between the regions a rank has its own positions of them (all without
     sequence parallelism). An element has `item` bytes, a number of a statistic `wide`. How many
     heads, features and ids are the rank's, its pieces of the first block and of the table say.
     """
@@ -141,7 +144,9 @@ class _Waiting:
         self.heads = own(f"{attention}.out.weight", 0)
         self.kv_heads = self.heads if self.gpt else own(f"{attention}.kv.weight", 2)
         self.hidden = own(f"{block}.mlp.down.weight", 0)
-        self.length, self.tokens, self.cut = length, batch * length, layout.tp > 1
+        self.layout, self.at, self.batch, self.whole = layout, at, batch, length
+        self.length = length = len(own_positions(layout, length, at["cp"]))
+        self.tokens, self.cut = batch * length, layout.tp > 1
         self.own = batch * (cut_size(length, at["tp"], layout.tp) if layout.sp else length)
         self.stream = config.width * item  # bytes of a token between the blocks
 
@@ -150,15 +155,47 @@ class _Waiting:
         full = recompute == "full"
         block = self.own * self.stream if full else self._block()
         tables = 0 if full or self.gpt else self._rotary_tables()
+        if self.layout.cp > 1 and not full:  # which positions the ranks have, as all layers share
+            tables += self.whole * INDEX
         return self._embedding() + self.layers * block + tables + self._head() + self._loss()
 
     def _block(self) -> int:
         inputs = 2 * self.tokens * self.stream
-        heads = 2 * self.heads + 2 * self.kv_heads  # queries, keys, values, and what comes out
-        attention = self.tokens * (heads * self.features * self.item + self.heads * self.wide)
         # GELU's input and output; of SwiGLU the input is twice as wide.
         mlp = self.tokens * self.hidden * self.item * (2 if self.gpt else 3)
-        return 2 * (self._norm() + self._mask()) + inputs + attention + mlp + self._dropped_heads()
+        return 2 * (self._norm() + self._mask()) + inputs + self._attention() + mlp
+
+    def _attention(self) -> int:
+        """Queries, keys, values, what comes out, and a number for each row; the next linear's
+        input is what comes out, unless that was rounded or exchanged since."""
+        layout, wide = self.layout, self.wide
+        heads, kv_heads, tokens = self.heads, self.kv_heads, self.tokens
+        if layout.cp == 1 or layout.cp_kind == "gather":
+            kept, out = heads + 2 * kv_heads, tokens * self._features(heads, self.item)
+            if layout.cp > 1:  # all ranks' keys and values; the own ones where packed with queries
+                whole = self.batch * self.whole * self._features(2 * kv_heads, self.item)
+                kept, out = 3 * heads if self.gpt else heads, out + whole
+        else:
+            heads, kv_heads, tokens, shared = self._exchanged()
+            kept, out = heads + 2 * kv_heads, tokens * self._features(heads, wide) + shared
+            if layout.exchange > 1 or self.item < wide:
+                out += self.tokens * self._features(self.heads, self.item)
+        kept = tokens * self._features(kept, self.item)
+        return kept + out + tokens * heads * wide + (heads * INDEX if self.dropout else 0)
+
+    def _exchanged(self) -> tuple[int, int, int, int]:
+        """Query heads, key/value heads and tokens of a rank of a ring; and bytes to say which of
+        the key/value heads these are."""
+        count, place = self.layout.exchange, self.at["cp"]
+        piece = len(piece_positions(self.layout, self.whole, place // count))
+        kv_heads = None if self.gpt else self.kv_heads
+        queries, keys, shared = exchanged_heads(self.heads, kv_heads, ranks=count)
+        inner = place % count
+        return queries[inner], keys[inner], self.batch * piece, len(shared) * INDEX
+
+    def _features(self, heads: int, item: int) -> int:
+        """Bytes of a token's features of so many heads."""
+        return heads * self.features * item
 
     def _norm(self) -> int:
         """Its normalised output (or input, of an RMS norm), and a number a token."""
@@ -167,10 +204,6 @@ class _Waiting:
     def _mask(self) -> int:
         """Of a dropout: a byte an element."""
         return self.own * self.width if self.dropout else 0
-
-    def _dropped_heads(self) -> int:
-        """Which heads' attention weights dropout looks at."""
-        return self.heads * INDEX if self.dropout else 0
 
     def _embedding(self) -> int:
         """Of a cut table, which row each token takes, and whether it is this rank's."""
