@@ -101,9 +101,9 @@ def test_a_text_from_a_gpu_is_that_from_the_cpu(
     done("train", *EXACT, "--run-dir", "a")
     seen, generate = [], sample.generate
 
-    def noted(model: Any, *args: Any) -> Any:
+    def noted(model: Any, *args: Any, **more: Any) -> Any:
         seen.append({namespace(parameter.array) for parameter in model.parameters().values()})
-        return generate(model, *args)
+        return generate(model, *args, **more)
 
     monkeypatch.setattr(sample, "generate", noted)
     texts = [done("generate", "a", "--tokens", 30, *more) for more in ((), ("--device", "gpu"))]
