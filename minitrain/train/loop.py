@@ -213,7 +213,13 @@ class _Loop:
         task = self.task
         apart = self.group if task.config.sync.mode == "local" else None
         path = state.save(
-            self.stepper, task.folder.checkpoints, step, task.config, task.corpus, apart
+            self.stepper,
+            task.folder.checkpoints,
+            step,
+            task.config,
+            task.corpus,
+            apart,
+            task.layout,
         )
         if path is not None:
             for listener in self.listeners:

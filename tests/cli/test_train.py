@@ -244,3 +244,11 @@ def test_the_configuration_is_printed_as_a_file_that_can_be_read(folder: Path) -
     assert resolve(file="mine.toml").optimizer.lr == 3e-4
     assert json.loads(trained(*args, "--json").stdout)["run.steps"] == 4
     assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("mode", ["local", "async"])
+def test_ranks_that_step_apart_go_on_as_many_as_before(folder: Path, mode: str) -> None:
+    trained(*SMALL, "--run-dir", "a", "--layout", "dp2", "--sync", mode)
+    assert (
+        "run a, layout dp2, going on" in trained("--resume", "--run-dir", "a", "--steps", 5).stderr
+    )

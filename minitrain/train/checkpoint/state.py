@@ -10,6 +10,7 @@ import numpy as np
 
 from minitrain.array import Array, accumulator, from_host, namespace
 from minitrain.comm.group import Group
+from minitrain.layout import Layout
 from minitrain.machine import blas_threads_now
 from minitrain.nn.config import to_values as config_values
 from minitrain.parallel.placement import Placement
@@ -25,7 +26,7 @@ from minitrain.train.step import Stepper
 
 def save(
     stepper: Stepper, folder: Path, step: int, config: RunConfig, corpus: Corpus,
-    apart: Group | None = None,
+    apart: Group | None = None, layout: Layout | None = None,
 ) -> Path | None:  # fmt: skip
     """Write a checkpoint of a run: each distinct piece once, by the first rank that holds it.
 
@@ -33,6 +34,7 @@ def save(
 
     Args:
         apart: ranks with the same weights, each with a stepper and an optimizer's state of its own.
+        layout: of the run, where this model's ranks are but some of it; None: the model's.
 
     Raises:
         TrainingError: on all ranks alike, a weight that is not finite; nothing is written then.
@@ -50,7 +52,7 @@ def save(
         about = Manifest(
             step=step,
             updates=stepper.updates,
-            layout=str(model.mesh.layout),
+            layout=str(layout or model.mesh.layout),
             model=config_values(model.module.config),
             text=corpus.digest,
             tokenizer=corpus.tokenizer.spec,
