@@ -17,6 +17,7 @@ from minitrain.layout import SCHEDULES, did_you_mean
 
 from .arguments import given
 from .main import fail
+from .tables import can_print
 
 if TYPE_CHECKING:
     from minitrain.schedules import Schedule, Timeline
@@ -192,7 +193,7 @@ def _draw(timeline: Timeline, row: dict[str, Any], width: int) -> None:
     if sys.stdout.isatty():
         _draw_coloured(timeline, width)
     else:
-        click.echo(picture(timeline, width, plain=not _can_print("▁")))
+        click.echo(picture(timeline, width, plain=not can_print("▁")))
     click.echo()
 
 
@@ -211,16 +212,8 @@ def _draw_coloured(timeline: Timeline, width: int) -> None:
             line.append(segment.label.ljust(segment.width), style)
         console.print(line, no_wrap=True, overflow="crop")
     rank = fullest(timeline)
-    held = memory_line(timeline, rank, width, plain=not _can_print("▁"))
+    held = memory_line(timeline, rank, width, plain=not can_print("▁"))
     console.print(f"{f'memory {rank}':10} {held}", no_wrap=True, overflow="crop")
-
-
-def _can_print(character: str) -> bool:
-    try:
-        character.encode(sys.stdout.encoding or "ascii")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _table(rows: list[dict[str, Any]]) -> Iterator[str]:

@@ -8,8 +8,8 @@ from functools import cache
 from importlib.resources import files
 
 from minitrain.errors import UserError
-from minitrain.layout import did_you_mean
 from minitrain.planner.architecture import Architecture
+from minitrain.planner.clusters import named
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,8 @@ def presets() -> dict[str, Preset]:
 
 
 def preset(name: str) -> Preset:
-    """The model of this name, whatever its case."""
-    known = {known.lower(): found for known, found in presets().items()}
-    if name.lower() not in known:
-        hint = did_you_mean(name.lower(), known) or f"; there are {', '.join(presets())}"
-        raise UserError(f"no model is called {name!r}{hint}")
-    return known[name.lower()]
+    """The model of this name, however it is written: "gpt-3-175b" is "GPT-3 175B"."""
+    return named(name, presets(), "model")
 
 
 def shape_of(name: str) -> Architecture:
