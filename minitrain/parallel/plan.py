@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from minitrain.array import accumulator
-from minitrain.parallel.flat import Flat
-from minitrain.parallel.mesh import Mesh
 from minitrain.parallel.table import DATA_AXES, Entry
+
+if TYPE_CHECKING:
+    from minitrain.parallel.flat import Flat
 
 BUCKET = 4 << 20
 """Bytes: enough that the links are busy, few enough that the last one is short."""
+
+
+class MeshPlace(Protocol):
+    """A rank's place on the axes of a mesh: a Mesh, or the planner's stand-in for one."""
+
+    @property
+    def coordinates(self) -> Mapping[str, int]:
+        """By axis."""
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """Of the axes."""
 
 
 class Plan(NamedTuple):
@@ -34,7 +46,7 @@ class Plan(NamedTuple):
         return any(axis == "pp" for peers in self.sums for axis, _ in peers)
 
 
-def plan_of(entry: Entry, mesh: Mesh, chunks: frozenset[int]) -> Plan | None:
+def plan_of(entry: Entry, mesh: MeshPlace, chunks: frozenset[int]) -> Plan | None:
     """The plan of a parameter on this rank; None if it is frozen. The data axes are one group, so
     that they are one sum."""
     if entry.state is None:
@@ -64,7 +76,7 @@ def buckets(flat: Flat, names: list[str], nbytes: int) -> list[list[str]]:
     that list is, and a small message would cost as much time as a large one.
     """
     found: list[list[str]] = [[]]
-    least = room = math.ceil(nbytes / accumulator(flat.weights.dtype).itemsize)
+    least = room = math.ceil(nbytes / flat.wide.itemsize)
     end = flat.spans[names[-1]].stop
     for name in names:
         span = flat.spans[name]
