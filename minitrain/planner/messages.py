@@ -20,11 +20,10 @@ from typing import NamedTuple
 
 from minitrain.layout import AXES, Layout
 from minitrain.nn.config import Config
-from minitrain.parallel.placement import Placement
 from minitrain.parallel.plan import Plan, kinds_of, plan_of
 from minitrain.parallel.stages import chunks_of, route_of
-from minitrain.parallel.table import DATA_AXES, Placements, check_supported, placements
-from minitrain.planner.memory import BYTES
+from minitrain.parallel.table import DATA_AXES, Placements, placements
+from minitrain.planner.memory import BYTES, check_covered, elements
 
 SMALL = 1024  # bytes up to which an all-reduce goes by doubling: comm.algorithms.choose.SMALL
 NUMBER = 8  # bytes of a scalar that ranks agree on
@@ -67,10 +66,13 @@ def sent(
     Raises:
         LayoutError: axes that no run has confirmed yet.
     """
-    check_supported(layout)
+    check_covered(layout)
     table = placements(config, layout, stages=stages, frozen=frozen)
     tokens = batch // (micro_batches * layout.data_ranks) * length
-    step = _Step(config, layout, table, stages, micro_batches, tokens, BYTES[dtype])
+    step = _Step(
+        config, layout, table, stages=stages, micro_batches=micro_batches, tokens=tokens,
+        item=BYTES[dtype],
+    )  # fmt: skip
     sums = [*step.scalars(smoothing > 0), *step.activations(recompute), *step.stages_of()]
     if dtype == "float16":  # a verdict on overflow
         sums.append(("world", "scalar", all_reduce(layout.size, NUMBER)))
@@ -109,8 +111,9 @@ class _Step:
         item, wide: bytes of an activation, and of a gradient.
     """
 
-    def __init__(self, config: Config, layout: Layout, table: Placements,
-                 stages: Sequence[int] | None, micro_batches: int, tokens: int, item: int):  # fmt: skip
+    def __init__(self, config: Config, layout: Layout, table: Placements, *,
+                 stages: Sequence[int] | None, micro_batches: int, tokens: int,
+                 item: int):  # fmt: skip
         self.config, self.layout, self.table = config, layout, table
         self.micro_batches, self.tokens = micro_batches, tokens
         self.item, self.wide = item, max(4, item)
@@ -159,8 +162,9 @@ class _Step:
     def gradients(self, at: Mapping[str, int]) -> Sums:
         """The groups that this rank is the first of: gradients, and, after ZeRO's step, weights."""
         for plan, names in self._messages(at):
-            living = sum(self._size(name, self.table[name].placement, at) for name in names)
-            stepped = sum(self._size(name, self.table[name].state, at) for name in names)
+            entries = [self.table[name] for name in names]
+            living = sum(elements(entry.shape, entry.placement, at) for entry in entries)
+            stepped = sum(elements(entry.shape, entry.state, at) for entry in entries)
             if plan.scatter and at[plan.scatter] == 0:
                 others = self.sizes[plan.scatter] - 1
                 passes = self.micro_batches * len(plan.chunks) if self.layout.zero == 2 else 1
@@ -181,7 +185,7 @@ class _Step:
             for name, by_chunk in uses.items()
         }
         kinds = kinds_of(plans)
-        order = sorted(reversed(plans), key=lambda name: (not self._decays(name), kinds[name]))
+        order = sorted(plans, key=lambda name: (not self._decays(name), kinds[name]))
         trained = [name for name in order if plans[name]]
         for plan, alike in groupby(trained, plans.__getitem__):
             assert plan is not None
@@ -214,7 +218,7 @@ class _Step:
             again = recompute == "full" and module.path.startswith("blocks.")
             for name in map(module.name, module.shapes):
                 entry = self.table[name]
-                size = others * self._size(name, entry.unsharded, at)
+                size = others * elements(entry.shape, entry.unsharded, at)
                 # A table's backward reads nothing, nor does a bias's; a block's replay reads all.
                 reads = again or not (module.link == 0 or name.endswith("bias"))
                 times = (1 + reads) * self.micro_batches
@@ -224,10 +228,6 @@ class _Step:
                 yield "shard", "parameter", times * size * self.item
                 if entry.state is not None:
                     yield "shard", "gradient", self.micro_batches * size * self.wide
-
-    def _size(self, name: str, placement: Placement | None, at: Mapping[str, int]) -> int:
-        piece = None if placement is None else placement.piece(self.table[name].shape, at)
-        return 0 if piece is None else piece.size
 
 
 def label(ranks: Mapping[str, int]) -> str:

@@ -8,6 +8,7 @@ from functools import cache
 from importlib.resources import files
 
 from minitrain.errors import UserError
+from minitrain.nn.config import Config, GPTConfig
 from minitrain.planner.architecture import Architecture
 from minitrain.planner.clusters import named
 
@@ -51,6 +52,25 @@ def shape_of(name: str) -> Architecture:
     if found.shape is None:
         raise UserError(f"only the number of parameters of {found.name} is known ({found.note})")
     return found.shape
+
+
+def shape_from(config: Config) -> Architecture:
+    """The shape of a model of our own."""
+    gpt = isinstance(config, GPTConfig)
+    return Architecture(
+        config.vocab,
+        config.context,
+        config.layers,
+        config.heads,
+        config.heads if isinstance(config, GPTConfig) else config.groups,
+        config.width,
+        config.features,
+        config.width // config.heads,
+        tied=config.tied,
+        gated=not gpt,
+        biased=gpt,
+        positions=config.context if gpt else 0,
+    )
 
 
 def latent_attention(

@@ -1,0 +1,131 @@
+"""Activations that a rank of our own runs holds.
+
+They are the arrays that wait for the backward when a forward ends: of one micro-batch, or in
+a pipeline of as many as the schedule has in flight at most, with what came in to each chunk and
+what went out. Where the backward is in two parts, a micro-batch counts until the second has ended;
+the first frees some of it, so there the figure is an upper bound. Of a layer of GPT with F = 4h, in
+fp16, with dropout, on t tensor-parallel ranks, they are
+
+    s·b·h·(10 + 24/t)      10: two norms' outputs 4, two inputs of cut linears 4, two masks 2
+    s·b·h·(4 + 30/t)       with sequence parallelism, where norms and masks are cut too
+
+and a few numbers a token. Korthikanti et al. 2022 (`activation_bytes`) have 5·a·s/(h·t) more in the
+bracket, for attention weights, which our attention computes again from the log-sum-exp of a row;
+and with sequence parallelism 34/t, because they gather the inputs of cut linears again in the
+backward, at (t-1)/t·s·b·h elements more to send for each of them, where we keep them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from minitrain.cut import cut_size
+from minitrain.layout import Layout
+from minitrain.nn.config import TABLE, Config, GPTConfig
+from minitrain.parallel.table import Placements
+from minitrain.schedules.instruction import BACKWARD_INPUTS, FORWARD, Schedule
+
+INDEX = 8  # of an id or a position
+
+
+def most(schedule: Schedule, rank: int, chunks: list[int]) -> int:
+    """The most bytes that wait on a rank of the pipeline, from those of a micro-batch by chunk."""
+    held = peak = 0
+    for kind, _, chunk in schedule.instructions(rank):
+        if kind == FORWARD:
+            peak = max(peak, held := held + chunks[chunk])
+        elif kind != BACKWARD_INPUTS:  # after it, its weights' half still waits
+            held -= chunks[chunk]
+    return peak
+
+
+class Waiting:
+    """Activations that wait for the backward on a rank.
+
+    Tokens are b·s of them; between the regions a rank has its own positions of them (all without
+    sequence parallelism). An element has `item` bytes, a number of a statistic `wide`. How many
+    heads, features and ids are the rank's, its pieces of the first block and of the table say.
+    """
+
+    def __init__(self, config: Config, layout: Layout, table: Placements, at: Mapping[str, int],
+                 batch: int, length: int, item: int, wide: int):  # fmt: skip
+        self.gpt = isinstance(config, GPTConfig)
+        self.layers, self.width, self.item, self.wide = config.layers, config.width, item, wide
+        self.dropout = isinstance(config, GPTConfig) and config.dropout > 0
+        self.features = config.width // config.heads
+        block, attention = "blocks.0", "blocks.0.attention"
+
+        def own(name: str, axis: int) -> int:
+            piece = table[name].unsharded.without("pp").piece(table[name].shape, at)
+            assert piece is not None
+            return piece.shape[axis]
+
+        self.vocab = own(TABLE, 0)
+        self.heads = own(f"{attention}.out.weight", 0)
+        self.kv_heads = self.heads if self.gpt else own(f"{attention}.kv.weight", 2)
+        self.hidden = own(f"{block}.mlp.down.weight", 0)
+        self.length, self.tokens, self.cut = length, batch * length, layout.tp > 1
+        self.own = batch * (cut_size(length, at["tp"], layout.tp) if layout.sp else length)
+        self.stream = config.width * item  # bytes of a token between the blocks
+
+    def chunks(self, links: list[list[range]], schedule: Schedule, rank: int,
+               recompute: str) -> list[int]:  # fmt: skip
+        """Of one micro-batch, by chunk of a rank: its links, what came in, what went out."""
+        self.has_blocks = any(0 < link <= self.layers for own in links[rank] for link in own)
+        route, found = schedule.route, []
+        for stage, own in zip(route.of_rank[rank], links[rank], strict=True):
+            size = sum(self._link(link, recompute) for link in own)
+            if own.start > 0:
+                # What comes from this very rank is what the chunk before it gave.
+                came = route.ranks[stage - 1] != rank
+                keeps = not self.gpt or (recompute == "full" and own.start <= self.layers)
+                size += (came - keeps) * self.own * self.stream
+            if own.stop <= self.layers + 1:
+                size += self.own * self.stream
+            found.append(size)
+        return found
+
+    def _link(self, link: int, recompute: str) -> int:
+        """A block as it is, or one of which the input is kept; or an end of the chain."""
+        if link == 0:
+            return self._embedding()
+        if link > self.layers:
+            return self._head() + self._loss()
+        return self.own * self.stream if recompute == "full" else self._block()
+
+    def _block(self) -> int:
+        inputs = 2 * self.tokens * self.stream
+        heads = 2 * self.heads + 2 * self.kv_heads  # queries, keys, values, and what comes out
+        attention = self.tokens * (heads * self.features * self.item + self.heads * self.wide)
+        # GELU's input and output; of SwiGLU the input is twice as wide.
+        mlp = self.tokens * self.hidden * self.item * (2 if self.gpt else 3)
+        return 2 * (self._norm() + self._mask()) + inputs + attention + mlp + self._dropped_heads()
+
+    def _norm(self) -> int:
+        """Its normalised output (or input, of an RMS norm), and a number a token."""
+        return self.own * (self.stream + self.wide)
+
+    def _mask(self) -> int:
+        """Of a dropout: a byte an element."""
+        return self.own * self.width if self.dropout else 0
+
+    def _dropped_heads(self) -> int:
+        """Which heads' attention weights dropout looks at."""
+        return self.heads * INDEX if self.dropout else 0
+
+    def _embedding(self) -> int:
+        """Of a cut table, which row each token takes, and whether it is this rank's."""
+        return (self.tokens * (INDEX + 1) if self.cut else 0) + self._mask()
+
+    def rotary_tables(self, recompute: str) -> int:
+        """Sine and cosine for half the features of a head, the same ones in every layer."""
+        if self.gpt or recompute == "full" or not self.has_blocks:
+            return 0
+        return self.length * self.features // 2 * 2 * self.wide
+
+    def _head(self) -> int:
+        return self._norm() + self.tokens * self.stream
+
+    def _loss(self) -> int:
+        """Logits; of a token its label, two flags and its log-sum-exp."""
+        return self.tokens * (self.vocab * self.item + INDEX + 2 + self.wide)
