@@ -47,6 +47,8 @@ class Cluster:
         link: bytes a second a device sends to the others of its node.
         ports: network ports of a node, and bytes a second of each.
         measured: the GPU of the table of measured all-reduces; None estimates by `link`.
+        latency: seconds of a collective before its first message and of each message, and then
+            `link` is what rings reach; None: as the GPU's, or an A100's.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Cluster:
     port: float
     measured: str | None
     source: str
+    latency: tuple[float, float] | None = None
 
     @property
     def node_bandwidth(self) -> float:
@@ -110,7 +113,14 @@ NETWORKS = {
 
 
 def cluster(name: str, network: str = "") -> Cluster:
-    """The cluster of this name, behind another network than its own if one is named."""
+    """The cluster of this name, behind another network than its own if one is named.
+
+    "here" is this machine, as it was measured.
+    """
+    if name == "here":
+        from minitrain.planner.here import load  # it makes a Cluster, and knows this module
+
+        return load().cluster()
     found = named(name, CLUSTERS, "cluster")
     return found.with_network(*named(network, NETWORKS, "network")) if network else found
 
