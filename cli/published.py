@@ -13,16 +13,20 @@ from .tables import Rows, show
 
 if TYPE_CHECKING:
     from minitrain.planner.published import Prediction, SetError
+    from minitrain.planner.published_memory import Memory
 
 
 def show_published(as_json: bool) -> None:
     """Each published run beside its prediction, and the error set by set."""
     from minitrain.planner.published import errors, predictions
+    from minitrain.planner.published_memory import memories
 
     found = predictions()
     sets = list(errors(found))
+    held = list(memories())
     if as_json:
-        click.echo(json.dumps({"sets": [asdict(one) for one in sets], "runs": _runs(found)}))
+        values = {"sets": [asdict(one) for one in sets], "runs": _runs(found)}
+        click.echo(json.dumps(values | {"memory": _memory(held)}))
         return
     show("Steps, in seconds", ("set", "run", "published", "planned", "error"), _lines(found))
     columns = ("set", "", "mean error", "bias", "worst", "computed")
@@ -30,6 +34,15 @@ def show_published(as_json: bool) -> None:
     missing = Counter((one.run.set, one.reason) for one in found if one.reason)
     rows = [(name, reason, str(count)) for (name, reason), count in missing.items()]
     show("Not compared", ("set", "reason", "runs"), rows)
+    lines = [
+        (one.run.set, one.run.name, f"{one.published / 1e9:.4g}", f"{one.planned.total / 1e9:.4g}",
+         f"{one.error:+.1%}")
+        for one in held
+        if one.published is not None
+    ]  # fmt: skip
+    show("Memory, in GB", ("set", "run", "published", "planned", "error"), lines)
+    wrong = [(one.run.set, one.run.name, one.misjudged) for one in held if one.misjudged]
+    show("Misjudged", ("set", "run", "how"), wrong)
 
 
 def _runs(found: list[Prediction]) -> list[dict[str, Any]]:
@@ -44,6 +57,20 @@ def _runs(found: list[Prediction]) -> list[dict[str, Any]]:
             "reason": one.reason or None,
         }
         for one in found
+    ]
+
+
+def _memory(held: list[Memory]) -> list[dict[str, Any]]:
+    return [
+        {
+            "set": one.run.set,
+            "name": one.run.name,
+            "bytes": one.published,
+            "planned": {"total": one.planned.total, **asdict(one.planned)},
+            "error": one.error,
+            "misjudged": one.misjudged or None,
+        }
+        for one in held
     ]
 
 
