@@ -179,3 +179,22 @@ class Flat:
         if not names:
             return slice(0, 0)
         return slice(self.spans[names[0]].start, self.spans[names[-1]].stop)
+
+
+def buckets(flat: Flat, names: list[str], nbytes: int) -> list[list[str]]:
+    """Names of neighbours in flat order, in lists of at least nbytes of gradient each.
+
+    What is left at the end joins the last list: it is the norms and biases, which are final when
+    that list is, and a small message would cost as much time as a large one.
+    """
+    found: list[list[str]] = [[]]
+    least = room = math.ceil(nbytes / flat.wide.itemsize)
+    end = flat.spans[names[-1]].stop
+    for name in names:
+        span = flat.spans[name]
+        if room <= 0 and end - span.start >= least:
+            found.append([])
+            room = least
+        found[-1].append(name)
+        room -= span.stop - span.start
+    return found

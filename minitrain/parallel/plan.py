@@ -1,15 +1,11 @@
-"""How each gradient is to be reduced, and which gradients travel together: read off placements."""
+"""How each gradient is to be reduced, and which ones alike: read off placements, without arrays."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from minitrain.parallel.table import DATA_AXES, Entry
-
-if TYPE_CHECKING:
-    from minitrain.parallel.flat import Flat
 
 BUCKET = 4 << 20
 """Bytes: enough that the links are busy, few enough that the last one is short."""
@@ -67,22 +63,3 @@ def kinds_of(plans: Mapping[str, Plan | None]) -> dict[str, int]:
     """By name the number of its plan, as the backward comes to them: one kind of flat order."""
     numbers: dict[Plan | None, int] = {}
     return {name: numbers.setdefault(plans[name], len(numbers)) for name in reversed(list(plans))}
-
-
-def buckets(flat: Flat, names: list[str], nbytes: int) -> list[list[str]]:
-    """Names of neighbours in flat order, in lists of at least nbytes of gradient each.
-
-    What is left at the end joins the last list: it is the norms and biases, which are final when
-    that list is, and a small message would cost as much time as a large one.
-    """
-    found: list[list[str]] = [[]]
-    least = room = math.ceil(nbytes / flat.wide.itemsize)
-    end = flat.spans[names[-1]].stop
-    for name in names:
-        span = flat.spans[name]
-        if room <= 0 and end - span.start >= least:
-            found.append([])
-            room = least
-        found[-1].append(name)
-        room -= span.stop - span.start
-    return found
