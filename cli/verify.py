@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,6 +13,7 @@ import click
 from minitrain.comm.errors import LauncherError
 from minitrain.layout import Layout, LayoutError
 
+from . import faults
 from .arguments import given
 from .main import fault as fault_words
 from .output import complain, tell
@@ -18,6 +21,7 @@ from .ranks import RankRequest, Ranks, read_ranks, request_options
 
 if TYPE_CHECKING:
     from minitrain.comm.group import Group
+    from minitrain.oracle.compare import Row
     from minitrain.oracle.reference import Trace
     from minitrain.oracle.task import Task
     from minitrain.oracle.verify import Report
@@ -50,7 +54,19 @@ EQUAL, DIFFERENT, USAGE, BROKEN = range(4)
     "--family", type=click.Choice(["gpt", "llama"]), default="gpt", help="What is trained. [gpt]"
 )
 @click.option("--seed", type=click.IntRange(0), default=0, help="Of weights, data, dropout. [0]")
+@click.option(
+    "--all", "every", type=click.IntRange(1, 64), metavar="N", help="Every layout of N ranks."
+)
+@click.option(
+    "--random",
+    "drawn",
+    type=click.IntRange(1),
+    metavar="N",
+    help="N layouts of up to 8 ranks, drawn by --seed.",
+)
 @click.option("--fault", type=given, metavar="NAME", help="Plant a known fault, to see it found.")
+@click.option("--all-faults", is_flag=True, help="Plant each known fault where it acts.")
+@click.option("--list-faults", is_flag=True, help="Tell each known fault's story, and end.")
 @click.option("--json", "as_json", is_flag=True, help="End with the results as one JSON value.")
 def verify(
     layouts: tuple[str, ...],
@@ -60,19 +76,29 @@ def verify(
     micro_batches: int | None,
     family: str,
     seed: int,
+    every: int | None,
+    drawn: int | None,
     fault: str | None,
+    all_faults: bool,
+    list_faults: bool,
     as_json: bool,
 ) -> int:
     """Hold layouts against the single-device run, in float64.
 
     Each LAYOUT (some small ones if none is given) trains a tiny model on awkward batches, with SGD
-    and with AdamW, dropout (of a GPT) and clipping on. Every loss, gradient, norm, weight and
-    moment of every rank must equal that of one device up to rounding.
+    and with AdamW, dropout (of a GPT) and clipping on. What each block makes, every loss, gradient,
+    norm, weight and moment of every rank must equal that of one device up to rounding. The first
+    tensor that does not is named, in the order of execution, and what the shape of its error says.
 
-    Exit status: 0 all equal, 1 a tensor differs, 2 usage, or a verdict that cannot be written to
-    stdout, 3 a hang or a crash.
+    Exit status: 0 all equal, 1 a tensor differs, 2 usage, a fault that acts on none of the layouts,
+    or a verdict that cannot be written to stdout, 3 a hang or a crash.
     """
-    chosen = _layouts((*layouts, *more), request)
+    if list_faults:
+        faults.list_faults(as_json)
+        return EQUAL
+    if all_faults:
+        return faults.plant_all(as_json)
+    chosen = _layouts((*layouts, *more, *_drawn(every, drawn, seed, family)), request)
     xp = chosen[0].array_module()
     tasks = _tasks(chosen, family, steps, micro_batches, seed, fault)
     chosen[0].launch()
@@ -86,7 +112,26 @@ def verify(
         status = max(status, found)
     if as_json and chosen[0].first:
         tell(json.dumps({"ok": status == EQUAL, "rows": verdicts}))
+    if fault and status == EQUAL:
+        if chosen[0].first:
+            complain(f"minitrain: {fault} acts on none of these layouts; it does on "
+                     f"{faults.where(fault)}, see --list-faults")  # fmt: skip
+        return USAGE
     return status
+
+
+def _drawn(every: int | None, drawn: int | None, seed: int, family: str) -> Iterator[str]:
+    """Layouts that nobody named: all of so many ranks, some of up to 8."""
+    if not every and not drawn:
+        return
+    from minitrain.oracle.task import FAMILIES
+    from minitrain.parallel.legal import layouts
+
+    config = FAMILIES[family]
+    yield from map(str, layouts(every, config) if every else ())
+    if drawn:
+        known = [str(layout) for ranks in range(2, 9) for layout in layouts(ranks, config)]
+        yield from random.Random(seed).sample(known, min(drawn, len(known)))
 
 
 def _layouts(texts: tuple[str, ...], request: RankRequest) -> list[Ranks]:
@@ -169,16 +214,34 @@ def _line(report: Report) -> str:
         return f"{report.layout}: equal ({len(report.rows)} tensors, largest error " \
                f"{worst.error:.1e} of {worst.tensor})"  # fmt: skip
     wrong = sum(not row.ok for row in report.rows)
+    diagnosis = report.diagnosis.text if report.diagnosis else ""
     return (
-        f"{report.layout}: DIFFERENT, {wrong} of {len(report.rows)} tensors; first: {report.first}"
+        f"{report.layout}: DIFFERENT, {wrong} of {len(report.rows)} tensors; first: "
+        f"{report.first}: {diagnosis}"
     )
 
 
 def _as_json(report: Report) -> dict[str, Any]:
     rows = {"worst": report.worst, "first_wrong": report.first}
-    return {"layout": report.layout, "ok": report.ok} | {
-        name: row and {"tensor": row.tensor, "rank": row.rank, "bound": row.bound,
-                       # JSON has no infinity.
-                       "error": min(row.error, sys.float_info.max)}
-        for name, row in rows.items()
-    }  # fmt: skip
+    return {
+        "layout": report.layout,
+        "ok": report.ok,
+        **{name: row and _row(row) for name, row in rows.items()},
+        "global_index": report.place,
+        "wrong": report.wrong(),
+        "diagnosis": report.diagnosis and report.diagnosis._asdict(),
+    }
+
+
+def _row(row: Row) -> dict[str, Any]:
+    """A comparison; JSON has no infinity, and no NaN."""
+    numbers = {"error": row.error, "expected": row.expected, "got": row.got}
+    most = sys.float_info.max
+    return {
+        "tensor": row.tensor,
+        "rank": row.rank,
+        "index": row.index,
+        "bound": row.bound,
+        **{name: x if abs(x) <= most else None for name, x in numbers.items()},
+        "error": min(row.error, most),
+    }

@@ -58,7 +58,7 @@ class Task:
     smoothing: float = 0.1
     z_loss: float = 0.01
     steps: int = 4
-    batch: int = 24
+    batch: int = 23
     micro_batches: int = 2
     lr: float = 1e-3
     clip: float | None = 0.5
