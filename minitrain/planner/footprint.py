@@ -44,13 +44,16 @@ class Footprint:
 
 def footprint(training: Training) -> Footprint:
     """What the fullest rank of a training holds."""
-    layout = training.layout
-    held, zero = held_parameters(training), layout.zero or 0
-    weights, gradients, states = (layout.shard if zero >= stage else 1 for stage in (3, 2, 1))
+    layout, zero = training.layout, training.layout.zero or 0
+    whole, own = held_parameters(training), _own_parameters(training)
+    # ZeRO cuts experts over the ranks that ep leaves: over both together, as all else over shard.
+    weights, gradients, states = (
+        whole / layout.shard if zero >= stage and layout.shard > 1 else own for stage in (3, 2, 1)
+    )
     return Footprint(
-        weights=2 * held / weights,
-        gradients=training.gradient_bytes * held / gradients,
-        optimizer=12 * held / states,
+        weights=2 * weights,
+        gradients=training.gradient_bytes * gradients,
+        optimizer=12 * states,
         activations=_activations(training),
         logits=_logits(training) if layout.pp == 1 else 0.0,
         buffers=_messages(training) + (_gathered(training) if zero == 3 else 0.0),
@@ -64,6 +67,15 @@ def held_parameters(training: Training) -> float:
     block = (model.parameters - (1 if model.tied else 2) * table) / model.layers
     tables = table if layout.pp > 1 or model.tied else 2 * table
     return (max(stage_layers(training)) * block + tables) / layout.tp
+
+
+def _own_parameters(training: Training) -> float:
+    """The same without the experts that other ranks along ep hold."""
+    model, layout = training.model, training.layout
+    mixed = 1 - model.dense_layers / model.layers
+    layers = mixed * max(stage_layers(training)) if model.experts else 0.0
+    experts = layers * model.experts * model.mlp_weights(model.hidden) / layout.tp
+    return held_parameters(training) - experts * (1 - 1 / layout.ep)
 
 
 def _activations(training: Training) -> float:

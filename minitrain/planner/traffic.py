@@ -85,7 +85,8 @@ def _layer_bytes(training: Training) -> float:
 def _tensor(training: Training, cluster: Cluster, step: float) -> Traffic:
     size = tensor_bytes(training)
     return Traffic(
-        "tensor", "all-reduce", size, message_bytes(training),
+        "tensor", "reduce-scatter, all-gather" if training.layout.sp else "all-reduce",
+        size, message_bytes(training),
         f"{training.layout.tp} of one node", size / cluster.link, _asks(size, step, "in a node"),
     )  # fmt: skip
 

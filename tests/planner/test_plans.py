@@ -75,6 +75,18 @@ def test_zero_cuts_what_the_paper_says() -> None:
         assert (found.memory.buffers > 0) == (stage == 3)
 
 
+def test_experts_are_cut_over_ep() -> None:
+    """Of Mixtral's 46.7B parameters 1.6B are not experts'. Cut over shard too, all are."""
+    whole, cut, both = (
+        plan("Mixtral 8x7B", "H100", words, batch=8).memory
+        for words in ("dp8", "dp8,ep8", "shard8,zero1,ep8")
+    )
+    assert whole.weights / 2e9 == pytest.approx(46.7, abs=0.05)
+    assert cut.weights / 2e9 == pytest.approx(1.6 + 45.1 / 8, abs=0.05)
+    assert both.weights == cut.weights
+    assert both.optimizer == pytest.approx(whole.optimizer / 8)
+
+
 def test_530b_with_a_micro_batch_of_four_does_not_fit_560_devices() -> None:
     """SC21, table 2: ZeRO-3 needed 640."""
     found = plan("MT-NLG 530B", "A100-80", "shard560,zero3", batch=2240, micro_batches=1,

@@ -14,7 +14,7 @@ MISJUDGED = {
     "PaLM-540B",  # how it shared its states is not published
     "Llama3-405B 8K GPU",
     "Llama3-405B long ctx",
-    "DeepSeek-V3",  # experts are not cut by this formula
+    "DeepSeek-V3",  # it computes norms and projections again, and keeps less
     "DeepSeek-V3 step (ISCA25 paper)",
 }
 
