@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .arguments import given
+from .arguments import given, number
 from .published import show_published
 from .tables import show, stacked
 
@@ -36,11 +36,13 @@ GB = 1e9
               help="The generation of attention's kernel; 0 is plain products. [2]")  # fmt: skip
 @click.option("--overlap/--no-overlap", default=True,
               help="Gradients are reduced while layers are computed. [yes]")  # fmt: skip
-@click.option("--memory", type=click.FloatRange(0, min_open=True), metavar="GB",
+@click.option("--memory", type=click.FloatRange(0, min_open=True), metavar="GB", callback=number,
               help="What a device has, for a search. [the cluster's]")  # fmt: skip
 @click.option("--tokens", type=click.FloatRange(0, min_open=True), metavar="NUMBER",
+              callback=number,
               help="Of the whole training, such as 300e9: how many days it takes.")  # fmt: skip
-@click.option("--price", type=click.FloatRange(0), help="Of a device for an hour: what it costs.")
+@click.option("--price", type=click.FloatRange(0), callback=number,
+              help="Of a device for an hour: what it costs.")  # fmt: skip
 @click.option("--explain", is_flag=True, help="Show each formula with its numbers.")
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
               help="Draw memory, step and scaling into this file (needs matplotlib).")  # fmt: skip

@@ -1,8 +1,11 @@
 """Memory of published runs beside the planner's, and the runs that it misjudges.
 
-Nothing here is fitted. The planner counts what the formulas know: it is within 5 % of Zero Bubble's
-Megatron, and 23 % below BigScience's DeepSpeed, all of whose runs held 2 to 30 GB more: buffers of
-its optimizers, and whatever else was on the device. A run that ran is misjudged where the planner
+Nothing here is fitted. The planner counts what the formulas know. It is within 5 % of Zero Bubble's
+runs by Megatron, and 23 % below BigScience's by DeepSpeed, every one of which held more, 2 to 30
+GB: their figures are of the whole device, CUDA's 2 GB among them, on the nodes with the word table
+(its chronicles-prequel), and DeepSpeed's buffers are not published.
+
+A run that ran is misjudged where the planner
 counts more than the whole device has; one that ran out of memory, where it counts no more than the
 share that `plan` and `search` let a layout fill. In between it does not say.
 """

@@ -172,6 +172,8 @@ def test_the_scaling_curve_falls() -> None:
         (["gpt-3-175b"], "a plan needs --batch"),
         (["gpt-3-175b", "--batch", 8], "give --layout for one layout, or --gpus"),
         ([*GPT3, "--gpus", 8], "give --layout for one layout, or --gpus"),
+        ([*GPT3, "--tokens", "nan"], "--tokens': nan is not a number"),
+        ([*GPT3, "--price", "inf"], "--price': inf is not a number"),
         ([*GPT3, "--memory", 8], "--memory goes with --gpus"),
         (["gpt-3-175b", "--gpus", 8, "--batch", 8, "--micro-batches", 8], "goes with --layout"),
         (["gpt-3-175", "--layout", "dp1", "--batch", 1], "did you mean GPT-3 175B?"),
