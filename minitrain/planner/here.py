@@ -54,9 +54,19 @@ def path() -> Path:
 
 
 def save(found: Measurements) -> None:
-    """Keep them for `load`."""
-    path().parent.mkdir(parents=True, exist_ok=True)
-    path().write_text(json.dumps(asdict(found)), "utf-8")
+    """Keep them for `load`.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    try:
+        path().parent.mkdir(parents=True, exist_ok=True)
+        path().write_text(json.dumps(asdict(found)), "utf-8")
+    except OSError as error:
+        raise UserError(
+            f"{path()} cannot be written ({error.strerror}); name another folder for caches in "
+            "XDG_CACHE_HOME"
+        ) from None
 
 
 def load() -> Measurements:

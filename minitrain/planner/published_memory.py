@@ -2,12 +2,12 @@
 
 Nothing here is fitted. The planner counts what the formulas know. It is within 5 % of Zero Bubble's
 runs by Megatron, and 23 % below BigScience's by DeepSpeed, every one of which held more, 2 to 30
-GB: their figures are of the whole device, CUDA's 2 GB among them, on the nodes with the word table
-(its chronicles-prequel), and DeepSpeed's buffers are not published.
+GB: its chronicles-prequel gives the fullest nodes, those with the word table, counts 2 GB for CUDA
+itself, and does not say what DeepSpeed's buffers take.
 
-A run that ran is misjudged where the planner
-counts more than the whole device has; one that ran out of memory, where it counts no more than the
-share that `plan` and `search` let a layout fill. In between it does not say.
+A run that ran is misjudged where the planner counts more than the whole device has; one that ran
+out of memory, where it counts no more than the share that `plan` and `search` let a layout fill. In
+between it does not say.
 """
 
 from __future__ import annotations

@@ -63,6 +63,12 @@ def test_a_core_is_a_device() -> None:
     assert found.time.compute > 3 * 2 * 1.5e9 * 1024 / 1e11
 
 
+def test_a_cache_that_cannot_be_written(cache: Path) -> None:
+    cache.parent.write_text("a file where the folder should be")
+    with pytest.raises(UserError, match=r"here\.json cannot be written .*; name another folder"):
+        save(HERE)
+
+
 @pytest.mark.parametrize("content", [None, "", "{", "{}", "[1]", '{"cores": 1}'])
 def test_without_a_measurement_it_says_what_to_run(cache: Path, content: Any) -> None:
     if content is not None:
