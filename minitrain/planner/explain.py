@@ -92,8 +92,8 @@ def _traffic(plan: Plan) -> Iterator[Line]:
         ),
         "pipeline": ("2 × chunks × micro-batches × 2·b·s·h", f"2 × {layout.chunks} × {m} × {bsh}"),
         "data": (
-            "2(d-1)/d × bytes of a gradient × Ψ",
-            f"2·{layout.data_ranks - 1}/{layout.data_ranks} × {grads}",
+            "2(d-1)/d × bytes of a gradient × Ψ ÷ shard",
+            f"2·{layout.dp - 1}/{layout.dp} × {grads} ÷ {layout.shard}",
         ),
     }
     for row in plan.traffic:

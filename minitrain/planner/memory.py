@@ -23,7 +23,7 @@ from minitrain.nn.config import Config
 from minitrain.parallel.placement import Placement, Shape
 from minitrain.parallel.stages import chunks_of, schedule_of
 from minitrain.parallel.table import Placements, placements
-from minitrain.planner.waiting import Waiting, most
+from minitrain.planner.waiting import Waiting
 
 BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 SLOTS = {"adamw": 2, "sgd": 1}  # arrays that an optimizer keeps for each parameter
@@ -78,14 +78,14 @@ def held(
     at = layout.coordinates(rank)
     item, wide = BYTES[dtype], max(4, BYTES[dtype])
     waiting = Waiting(config, layout, table, at, batch, length, item, wide)
-    schedule = schedule_of(layout, micro_batches)
-    chunks = waiting.chunks(chunks_of(config, layout, stages), schedule, at["pp"], recompute)
     steps = sum(elements(e.shape, e.state, at) for e in table.values()) * wide
     return Held(
         _weights(layout, table, at, item, wide),
         _gradient(layout, table, at, wide),
         SLOTS[optimizer] * steps,
-        most(schedule, at["pp"], chunks) + waiting.rotary_tables(recompute),
+        waiting.most(
+            schedule_of(layout, micro_batches), chunks_of(config, layout, stages), recompute
+        ),
     )
 
 

@@ -67,9 +67,9 @@ def message_bytes(training: Training) -> float:
 
 
 def data_bytes(training: Training, item: int = 2) -> float:
-    """Gradients of `item` bytes, all-reduced once a step over the data ranks."""
-    ranks = training.layout.data_ranks
-    return 2 * (ranks - 1) / ranks * _own(training) * item
+    """Gradients of `item` bytes, all-reduced once a step over dp; of a sharded one, the piece."""
+    layout = training.layout
+    return 2 * (layout.dp - 1) / layout.dp * _own(training) / layout.shard * item
 
 
 def _own(training: Training) -> float:

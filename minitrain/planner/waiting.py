@@ -17,7 +17,7 @@ backward, at (t-1)/t·s·b·h elements more to send for each of them, where we k
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from minitrain.cut import cut_size
 from minitrain.layout import Layout
@@ -26,17 +26,6 @@ from minitrain.parallel.table import Placements
 from minitrain.schedules.instruction import BACKWARD_INPUTS, FORWARD, Schedule
 
 INDEX = 8  # of an id or a position
-
-
-def most(schedule: Schedule, rank: int, chunks: list[int]) -> int:
-    """The most bytes that wait on a rank of the pipeline, from those of a micro-batch by chunk."""
-    held = peak = 0
-    for kind, _, chunk in schedule.instructions(rank):
-        if kind == FORWARD:
-            peak = max(peak, held := held + chunks[chunk])
-        elif kind != BACKWARD_INPUTS:  # after it, its weights' half still waits
-            held -= chunks[chunk]
-    return peak
 
 
 class Waiting:
@@ -50,6 +39,7 @@ class Waiting:
     def __init__(self, config: Config, layout: Layout, table: Placements, at: Mapping[str, int],
                  batch: int, length: int, item: int, wide: int):  # fmt: skip
         self.gpt = isinstance(config, GPTConfig)
+        self.stage = at["pp"]
         self.layers, self.width, self.item, self.wide = config.layers, config.width, item, wide
         self.dropout = isinstance(config, GPTConfig) and config.dropout > 0
         self.features = config.width // config.heads
@@ -68,22 +58,38 @@ class Waiting:
         self.own = batch * (cut_size(length, at["tp"], layout.tp) if layout.sp else length)
         self.stream = config.width * item  # bytes of a token between the blocks
 
-    def chunks(self, links: list[list[range]], schedule: Schedule, rank: int,
-               recompute: str) -> list[int]:  # fmt: skip
-        """Of one micro-batch, by chunk of a rank: its links, what came in, what went out."""
-        self.has_blocks = any(0 < link <= self.layers for own in links[rank] for link in own)
-        route, found = schedule.route, []
-        for stage, own in zip(route.of_rank[rank], links[rank], strict=True):
-            size = sum(self._link(link, recompute) for link in own)
-            if own.start > 0:
-                # What comes from this very rank is what the chunk before it gave.
-                came = route.ranks[stage - 1] != rank
-                keeps = not self.gpt or (recompute == "full" and own.start <= self.layers)
-                size += (came - keeps) * self.own * self.stream
-            if own.stop <= self.layers + 1:
-                size += self.own * self.stream
-            found.append(size)
-        return found
+    def most(self, schedule: Schedule, links: list[list[range]], recompute: str) -> int:
+        """The most bytes that wait in a step.
+
+        Args:
+            links: for each rank of the pipeline, the links of each of its chunks.
+        """
+        own = links[self.stage]
+        chunks = [
+            self._chunk(stage, chunk, schedule.route.ranks, recompute)
+            for stage, chunk in zip(schedule.route.of_rank[self.stage], own, strict=True)
+        ]
+        held = peak = 0
+        for kind, _, chunk in schedule.instructions(self.stage):
+            if kind == FORWARD:
+                peak = max(peak, held := held + chunks[chunk])
+            elif kind != BACKWARD_INPUTS:  # after it, its weights' half still waits
+                held -= chunks[chunk]
+        turns = not self.gpt and recompute != "full"
+        blocks = any(0 < link <= self.layers for chunk in own for link in chunk)
+        return peak + (self._rotary_tables() if turns and blocks else 0)
+
+    def _chunk(self, stage: int, links: range, ranks: Sequence[int], recompute: str) -> int:
+        """Of one micro-batch in a virtual stage: its links, what came in, what went out."""
+        size = sum(self._link(link, recompute) for link in links)
+        if links.start > 0:
+            # What comes from this very rank is what the chunk before it gave.
+            came = ranks[stage - 1] != self.stage
+            keeps = not self.gpt or (recompute == "full" and links.start <= self.layers)
+            size += (came - (keeps and len(links) > 0)) * self.own * self.stream
+        if links and links.stop <= self.layers + 1:  # an empty stage hands on what came
+            size += self.own * self.stream
+        return size
 
     def _link(self, link: int, recompute: str) -> int:
         """A block as it is, or one of which the input is kept; or an end of the chain."""
@@ -117,10 +123,8 @@ class Waiting:
         """Of a cut table, which row each token takes, and whether it is this rank's."""
         return (self.tokens * (INDEX + 1) if self.cut else 0) + self._mask()
 
-    def rotary_tables(self, recompute: str) -> int:
+    def _rotary_tables(self) -> int:
         """Sine and cosine for half the features of a head, the same ones in every layer."""
-        if self.gpt or recompute == "full" or not self.has_blocks:
-            return 0
         return self.length * self.features // 2 * 2 * self.wide
 
     def _head(self) -> int:
