@@ -177,34 +177,32 @@ class _Step:
                     yield label(ranks), "gradient", nbytes
 
     def _messages(self, at: Mapping[str, int]) -> Iterator[tuple[Plan, list[str]]]:
-        """Parameters of this rank that are reduced alike and lie side by side (flat.py); what
-        stages share goes alone."""
-        uses = self._uses(at)
+        """Parameters of this rank that are reduced alike and lie side by side (flat.py)."""
+        here = Spot(at, self.sizes)
         plans = {
-            name: plan_of(self.table[name], Spot(at, self.sizes), frozenset(by_chunk))
-            for name, by_chunk in uses.items()
+            name: plan_of(self.table[name], here, frozenset(chunks))
+            for name, chunks in self._users(at).items()
         }
         kinds = kinds_of(plans)
         order = sorted(plans, key=lambda name: (not self._decays(name), kinds[name]))
         trained = [name for name in order if plans[name]]
         for plan, alike in groupby(trained, plans.__getitem__):
             assert plan is not None
-            names = list(alike)
-            yield from ((plan, part) for part in ([[n] for n in names] if plan.tied else [names]))
+            yield plan, list(alike)
 
     def _decays(self, name: str) -> bool:
         return len(self.table[name].shape) > 1 and not name.endswith("bias")
 
-    def _uses(self, at: Mapping[str, int]) -> dict[str, Counter[int]]:
-        """By name and chunk of a rank, how many of the chunk's links use a parameter."""
+    def _users(self, at: Mapping[str, int]) -> dict[str, set[int]]:
+        """The chunks of a rank that use each of its parameters."""
         of_link = {
             link: number for number, chunk in enumerate(self.chunks[at["pp"]]) for link in chunk
         }
-        found: dict[str, Counter[int]] = {}
+        found: dict[str, set[int]] = {}
         for module in self.config.modules():
             if module.link in of_link:
                 for part in module.shapes:
-                    found.setdefault(module.name(part), Counter())[of_link[module.link]] += 1
+                    found.setdefault(module.name(part), set()).add(of_link[module.link])
         return found
 
     def gathered(self, at: Mapping[str, int], recompute: str) -> Sums:

@@ -42,7 +42,7 @@ LAYOUTS = [*QUICK, *(pytest.param(layout, marks=pytest.mark.deep) for layout in 
 WAYS: list[tuple[Config, dict[str, Any]]] = [
     (GPT, {"dtype": "float64", "smoothing": 0.1}),
     (LLAMA, {"dtype": "float32", "recompute": "full"}),
-    (GPT, {"dtype": "float16"}),
+    (GPT, {"dtype": "float16", "recompute": "full"}),
 ]
 
 
