@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from .memory import fullest
 from .output import tell
 
 if TYPE_CHECKING:
-    from minitrain.train.loop import Run
+    from minitrain.train.run import Run
 
 
 def forecast(run: Run) -> dict[str, Any]:
@@ -55,9 +57,18 @@ def forecast(run: Run) -> dict[str, Any]:
 
 
 def show_forecast(run: Run, as_json: bool) -> None:
-    """Print them."""
+    """Print them.
+
+    Raises:
+        UsageError: ranks do not do their steps together.
+    """
     from minitrain.planner.budget import amount
 
+    if run.config.sync.mode != "sync":
+        raise click.UsageError(
+            f"--dry-run is of steps that ranks do together, but this is --sync "
+            f"{run.config.sync.mode}; leave one of them out"
+        )
     found = forecast(run)
     if as_json:
         tell(json.dumps(found))

@@ -13,7 +13,7 @@ from minitrain.errors import UserError
 
 if TYPE_CHECKING:
     from minitrain.planner.memory import Held
-    from minitrain.train.loop import Run
+    from minitrain.train.run import Run
 
 _CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
@@ -67,6 +67,7 @@ def held_by(run: Run) -> list[Held]:
     """
     from minitrain.planner.memory import held
     from minitrain.train.build import sizes_of
+    from minitrain.train.pipeline import schedule_of
 
     config, layout = run.config, run.layout
     first = dict.fromkeys(layout.order, 0)
@@ -82,6 +83,7 @@ def held_by(run: Run) -> list[Held]:
             recompute=config.run.recompute,
             optimizer=config.optimizer.name,
             stages=config.run.stage_sizes,
+            schedule=schedule_of(config, layout),
             frozen=config.optimizer.frozen_patterns,
         )
         for stage in range(layout.pp)

@@ -23,7 +23,6 @@ from minitrain.parallel.mesh import Mesh
 from minitrain.parallel.norm import Norm
 from minitrain.parallel.pipeline import Boundaries, Turn, turns_of
 from minitrain.parallel.reduce import Reducer
-from minitrain.parallel.stages import schedule_of
 from minitrain.parallel.table import Placements
 from minitrain.schedules import BACKWARD_INPUTS, BACKWARD_WEIGHTS, FORWARD, Schedule
 
@@ -59,9 +58,14 @@ class Worker:
                  reducer: Reducer, seed: int):  # fmt: skip
         self.module, self.reducer, self.seed = module, reducer, seed
         self.chunks = [[module.link(link) for link in chunk] for chunk in chunks]
-        self.boundaries, self.turns = Boundaries(pp), turns_of(schedule, pp.rank)
+        self.boundaries = Boundaries(pp)
         self.last = schedule.micro_batches - 1  # each chunk adds to gradients in their order
+        self.follow(schedule)
         self.waiting: dict[tuple[int, int], Any] = {}
+
+    def follow(self, schedule: Schedule) -> None:
+        """From the next step on, do what a schedule of as many micro-batches tells this rank."""
+        self.turns = turns_of(schedule, self.boundaries.group.rank)
 
     def run(self, parts: list[Part], scale: float) -> float:
         """Forward and backward of all parts: this rank's share of the loss; gradients are sums.
@@ -72,18 +76,23 @@ class Worker:
         value = 0.0
         self.reducer.begin()
         for turn in self.turns:
-            if turn.kind == FORWARD:
-                entry, out = self.forward(parts[turn.micro_batch], turn, training=True)
-                self.waiting[turn.micro_batch, turn.chunk] = entry, out
-                value += self._hand_on(turn, out)
-            elif turn.kind == BACKWARD_WEIGHTS:
-                running = self.waiting.pop((turn.micro_batch, turn.chunk))
-                self._add_weights(turn, running.run_weights)
-            else:
-                self.backward(turn, scale)
+            value += self.execute(turn, parts[turn.micro_batch], scale)
         self._wait_for_sends()
         self.reducer.finish()
         return value
+
+    def execute(self, turn: Turn, part: Part, scale: float) -> float:
+        """Take a turn: of the chain's last forward the part's loss, 0 of any other."""
+        if turn.kind == FORWARD:
+            entry, out = self.forward(part, turn, training=True)
+            self.waiting[turn.micro_batch, turn.chunk] = entry, out
+            return self._hand_on(turn, out)
+        if turn.kind == BACKWARD_WEIGHTS:
+            running = self.waiting.pop((turn.micro_batch, turn.chunk))
+            self._add_weights(turn, running.run_weights)
+        else:
+            self.backward(turn, scale)
+        return 0.0
 
     def evaluate(self, part: Part) -> float:
         """This rank's share of a part's plain loss, without gradients."""
@@ -182,14 +191,13 @@ class ParallelModel:
     """
 
     def __init__(self, module: Any, mesh: Mesh, table: Placements, reducer: Reducer,
-                 chunks: Sequence[range], *, micro_batches: int, seed: int):  # fmt: skip
+                 chunks: Sequence[range], *, schedule: Schedule, seed: int):  # fmt: skip
         self.module, self.mesh, self.table = module, mesh, table
         self.lives, self.stepped, self.reducer = reducer.lives, reducer.stepped, reducer
         self.parameters: dict[str, Parameter] = dict(self.lives.parameters)
         self.modules: dict[str, Module] = dict(module.modules())
         self.norm = Norm(table, self.stepped, mesh)
-        self.shares = Shares(mesh, micro_batches)
-        schedule = schedule_of(mesh.layout, micro_batches)
+        self.shares = Shares(mesh, schedule.micro_batches)
         self.worker = Worker(module, chunks, schedule, mesh["pp"], reducer, seed)
         self._losses = mesh["dp", "shard", "cp", "pp"]
 

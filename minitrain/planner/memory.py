@@ -24,6 +24,7 @@ from minitrain.parallel.placement import Placement, Shape
 from minitrain.parallel.stages import chunks_of, schedule_of
 from minitrain.parallel.table import Placements, placements
 from minitrain.planner.waiting import Waiting
+from minitrain.schedules.instruction import Schedule
 
 BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 SLOTS = {"adamw": 2, "sgd": 1}  # arrays that an optimizer keeps for each parameter
@@ -43,20 +44,10 @@ class Held(NamedTuple):
         return sum(self)
 
 
-def held(
-    config: Config,
-    layout: Layout,
-    *,
-    batch: int,
-    length: int,
-    micro_batches: int = 1,
-    rank: int = 0,
-    dtype: str = "float32",
-    recompute: str = "none",
-    optimizer: str = "adamw",
-    stages: Sequence[int] | None = None,
-    frozen: Collection[str] = (),
-) -> Held:
+def held(config: Config, layout: Layout, *, batch: int, length: int, micro_batches: int = 1,
+         rank: int = 0, dtype: str = "float32", recompute: str = "none", optimizer: str = "adamw",
+         stages: Sequence[int] | None = None, schedule: Schedule | None = None,
+         frozen: Collection[str] = ()) -> Held:  # fmt: skip
     """What a rank holds at most when the forward of a micro-batch ends.
 
     Args:
@@ -66,7 +57,7 @@ def held(
         dtype: of weights and activations; with halves what is stepped is float32.
         recompute: "none", "selective" (the same, see parallelize) or "full".
         optimizer: "adamw" or "sgd", with momentum.
-        stages: blocks of each (virtual) stage of a pipeline; by cost where None.
+        stages, schedule: of a pipeline, as for `parallelize`.
         frozen: patterns of the names of parameters that are not trained. Activations are counted
             as if they were: some of what only their gradients read is not kept.
 
@@ -84,7 +75,9 @@ def held(
         _gradient(layout, table, at, wide),
         SLOTS[optimizer] * steps,
         waiting.most(
-            schedule_of(layout, micro_batches), chunks_of(config, layout, stages), recompute
+            schedule or schedule_of(layout, micro_batches),
+            chunks_of(config, layout, stages),
+            recompute,
         ),
     )
 

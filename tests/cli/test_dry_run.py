@@ -82,3 +82,18 @@ def test_every_stage_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert invoke("train", *SMALL, *args).exit_code == 2
     monkeypatch.setattr(memory, "limit", lambda: need)
     trained(*SMALL, *args, "--run-dir", "b")
+
+
+def test_the_schedule_of_zb_auto_counts() -> None:
+    """Until times are known it is zb-h1; for given ones, what is found."""
+    args = ("--micro-batches", 4, "--layout")
+    plain = figures(*args, "pp2,zb-h1")["bytes"]
+    assert figures(*args, "pp2,zb-auto")["bytes"] == plain
+    assert figures(*args, "pp2,1f1b")["bytes"]["activations"] <= plain["activations"]
+
+
+@pytest.mark.parametrize("mode", ["async", "local"])
+def test_steps_that_ranks_do_apart_have_no_formula(mode: str) -> None:
+    result = invoke("train", *SMALL, "--dry-run", "--sync", mode, "--layout", "dp2")
+    assert result.exit_code == 2
+    assert f"this is --sync {mode}; leave one of them out" in result.stderr

@@ -35,6 +35,42 @@ def conflicts(config: RunConfig) -> Iterator[str]:
             f"data.micro_batches = {data.micro_batches} is more than data.batch = {data.batch}, "
             f"so some would be empty; use at most {data.batch}"
         )
+    yield from _sync_conflicts(config)
+
+
+_OF = {
+    "async": ("staleness", "pull", "rate", "times", "jitter"),
+    "local": ("every", "outer_lr", "outer_momentum"),
+}
+
+
+def _sync_conflicts(config: RunConfig) -> Iterator[str]:
+    """Options of a way to train together that is not taken, and what that way can't do."""
+    sync = config.sync
+    for mode, names in _OF.items():
+        changed = [n for n in names if getattr(sync, n) != getattr(type(sync)(), n)]
+        if changed and sync.mode != mode:
+            yield (
+                f"sync.{changed[0]} = {getattr(sync, changed[0])} is about --sync {mode}, but this "
+                f"is --sync {sync.mode}; add --sync {mode}, or leave it out"
+            )
+    if sync.mode != "sync" and config.run.dtype == "float16":
+        yield (
+            f"run.dtype = float16 has a loss scale, on which ranks of --sync {sync.mode} would not "
+            "agree; take --dtype bfloat16 or float32"
+        )
+    if sync.worker_times is not None and 0 in sync.worker_times:
+        yield f"sync.times = {sync.times}: a step takes some time; use numbers of at least 1"
+    if sync.times is None and sync.jitter:
+        yield f"sync.jitter = {sync.jitter} is of --worker-times; give them, or leave it out"
+    for name in ("eval_every", "save_every"):
+        cadence = getattr(config.run, name)
+        if sync.mode == "local" and cadence % sync.every:
+            near = max(1, cadence // sync.every) * sync.every
+            yield (
+                f"run.{name} = {cadence} is not a multiple of sync.every = {sync.every}, at which "
+                f"ranks have one model; use a multiple, such as {near}"
+            )
 
 
 def _llama_conflicts(model: ModelSection) -> Iterator[str]:
