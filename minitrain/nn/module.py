@@ -100,7 +100,10 @@ class Module:
         raise NotImplementedError
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
-        return self.forward(*args, **kwargs)
+        out = self.forward(*args, **kwargs)
+        if _ambient.after_module is not None:
+            _ambient.after_module()
+        return out
 
     def children(self) -> Iterator[tuple[str, Module | Parameter]]:
         """The direct parts by name; the items of a list are called by its name and their number."""
@@ -186,6 +189,7 @@ class Window:
 
 class _Ambient(threading.local):
     window: Window | None = None
+    after_module: Callable[[], None] | None = None
 
 
 _ambient = _Ambient()
@@ -204,3 +208,14 @@ def window(view: Window | None) -> Iterator[None]:
         yield
     finally:
         _ambient.window = outer
+
+
+@contextmanager
+def after_each_module(hook: Callable[[], None]) -> Iterator[None]:
+    """Inside, the hook is called after each module has run; messages make progress here, as they do
+    after each node of a backward."""
+    outer, _ambient.after_module = _ambient.after_module, hook
+    try:
+        yield
+    finally:
+        _ambient.after_module = outer

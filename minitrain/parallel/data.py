@@ -30,16 +30,11 @@ from minitrain.parallel.mesh import Mesh
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """What one rank computes of one micro-batch.
-
-    Shapes:
-        tokens, labels: (b, t) ids; b may be 0.
-        places: (b,) of each sequence in the global batch.
-        positions: (t,) of each token in its sequence.
+    """What one rank computes of one micro-batch of a step.
 
     Attributes:
-        step: the step it belongs to.
-        micro_batch: its number in the step.
+        tokens, labels: (b, t) ids; b may be 0.
+        places: (b,) of each sequence in the global batch; positions: (t,) of each token in its own.
         length: of the whole sequences, of which a rank may have some positions.
         total: what its losses are divided by: the tokens that count in the whole global batch.
     """

@@ -233,3 +233,43 @@ def test_axes_that_no_run_has_confirmed_are_refused() -> None:
 def test_the_planner_needs_no_arrays() -> None:
     code = "import sys, minitrain.planner.memory; sys.exit('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+WIDE = GPTConfig(vocab=256, context=8, layers=8, heads=4, width=128)
+BUCKET = 4 * 128 * 512  # bytes of the largest parameter
+UNIT = 4 * (12 * 128**2 + 13 * 128)  # bytes of a block, the largest unit
+
+
+def peak(layout: Layout, dtype: str, batch: Batch) -> int:
+    """The most that all ranks together have in arrays, from after one step to the end of the
+    next."""
+    together = threading.Barrier(layout.size)
+
+    def rank(group: Group) -> int:
+        model = parallelize(declare(WIDE), Mesh(group, layout), dtype=dtype, bucket=BUCKET)
+        stepper = Stepper(model, AdamW(), lambda update: 0.1, clip=1.0)
+        stepper.step(batch)
+        together.wait()
+        tracemalloc.reset_peak()
+        together.wait()
+        stepper.step(batch)
+        together.wait()
+        return tracemalloc.get_traced_memory()[1]
+
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        return max(run_ranks(layout.size, rank, blas=1)) - before
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.deep)])
+@pytest.mark.parametrize("layout", ["shard4,zero1", "shard4,zero2", "shard4,zero3"])
+def test_the_peak_is_within_a_tenth_of_the_formula(layout: str, dtype: str) -> None:
+    """And what is on its way: two buckets, each a message and room for its sum, beside one that
+    fills; or three units, one that computes, its gradient, and the next."""
+    where, batch = Layout.parse(layout), batch_of(WIDE, 4, 8)
+    total = sum(sum(formula(WIDE, where, r, batch, dtype=dtype)) for r in range(where.size))
+    more = 3 * UNIT if where.zero == 3 else 5 * BUCKET
+    assert peak(where, dtype, batch) < 1.1 * total + where.size * more

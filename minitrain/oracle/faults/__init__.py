@@ -40,8 +40,8 @@ SEAMS = {
     "apply": "minitrain.train.step:Stepper.apply",
     "step": "minitrain.train.step:Stepper.step",
     # Sharding.
-    "kept": "minitrain.parallel.zero:Gatherer._kept",
-    "gather_vjp": "minitrain.parallel.zero:Gather.vjp",
+    "kept": "minitrain.parallel.gather:Gatherer._kept",
+    "gather_vjp": "minitrain.parallel.gather:Gather.vjp",
     "rank_by_rank": "minitrain.parallel.reduce:Bucket._rank_by_rank",
     "put": "minitrain.parallel.zero:Shard.put",
     "segments": "minitrain.parallel.zero:Shard.segments",
