@@ -107,6 +107,21 @@ def test_what_a_rank_holds_of_some_positions_is_the_formula(
     test_what_a_rank_holds_is_the_formula(config, layout, dtype, recompute)
 
 
+@pytest.mark.deep
+@pytest.mark.parametrize("layout", ["cp4", "cp4,ring", "cp4,ulysses", "cp4,ulysses2"])
+@pytest.mark.parametrize("config", [
+    GPTConfig(vocab=64, context=16_384, layers=2, heads=4, width=64),
+    LlamaConfig(vocab=64, context=16_384, layers=2, heads=8, kv_heads=4, width=64),
+], ids=["gpt", "llama"])  # fmt: skip
+def test_four_ranks_hold_a_quarter_of_a_long_contexts_activations(
+    config: Config, layout: str
+) -> None:
+    batch = batch_of(config, 1, config.context)
+    one = formula(config, Layout(), 0, batch)
+    for rank in run_ranks(4, measured, config, Layout.parse(layout), batch, {}):
+        assert 0.9 < rank.activations / (one.activations / 4) < 1.1
+
+
 @given(st.data())
 def test_the_formula_holds_for_any_sizes(data: st.DataObject) -> None:
     tp = data.draw(st.integers(1, 8))
