@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable
 
@@ -40,6 +41,13 @@ class Given(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 
 
 given, given_path = Given(), Given(files=True)
+
+
+def number(ctx: click.Context, option: click.Parameter, value: float | None) -> float | None:
+    """A callback that refuses NaN, which is outside of no range, and infinity."""
+    if value is not None and not math.isfinite(value):
+        raise click.BadParameter(f"{value} is not a number", ctx, option)
+    return value
 
 
 def check_here() -> None:

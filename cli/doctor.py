@@ -24,8 +24,10 @@ _LAUNCHERS = ("PMI", "OMPI_", "PRTE_", "MV2_", "HYDRA_", "SLURM_")
 
 
 @click.command()
+@click.option("--measure", is_flag=True,
+              help="Also measure it: `minitrain plan --cluster here` uses that.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value instead of lines.")
-def doctor(as_json: bool) -> int:
+def doctor(measure: bool, as_json: bool) -> int:
     """Tell what this machine has, and test minitrain on it.
 
     Two ranks are held against one device as threads and, where mpi4py is installed, as MPI
@@ -48,6 +50,8 @@ def doctor(as_json: bool) -> int:
     }
     findings |= _self_test()
     findings["mpi_test"] = _mpi_test()
+    if measure:
+        findings |= _measured()
     if as_json:
         tell(json.dumps(findings))
     else:
@@ -125,6 +129,23 @@ def _cupy() -> str:
         return f"{cupy.__version__}, {cupy.cuda.runtime.getDeviceCount()} GPU(s)"
     except Exception as error:  # a driver that is missing or too old, in many wordings
         return f"installed, but not usable: {error}"
+
+
+def _measured() -> dict[str, str]:
+    """How fast this machine is; kept for the planner."""
+    from minitrain.planner.budget import amount
+    from minitrain.planner.here import path, save
+
+    from .measure import measure
+
+    found = measure()
+    save(found)
+    return {
+        "products": f"{amount(found.flops)}FLOP/s on one core, in float32",
+        "memory": f"{amount(found.bandwidth)}B/s on one core",
+        "messages": f"{amount(found.link)}B/s between two threads, {found.start * 1e6:.0f} µs each",
+        "measured": f"kept in {path()}",
+    }
 
 
 def _self_test() -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .introduction import idle_stages
-from .memory import check_fits, memory_for
+from .memory import memory_for
 from .options import ConfigSources
 from .ranks import Ranks
 
@@ -92,10 +92,8 @@ def prepare(given: ConfigSources, ranks: Ranks, run_dir: str | None, resume: boo
                 f"{config.sync.mode}; leave one of them out"
             )
         trace.check(config.run.steps - (step_of(start) if start else 0))
-    run = replace(run, config=config, notes=tuple(notes), xp=xp, blas=blas, trace=trace,
-                  weights=before and before.weights)  # fmt: skip
-    check_fits(run, processes=ranks.backend == "mpi")
-    return run
+    return replace(run, config=config, notes=tuple(notes), xp=xp, blas=blas, trace=trace,
+                   weights=before and before.weights)  # fmt: skip
 
 
 def _check_readable_by_all(ranks: Ranks, *paths: str | None) -> None:

@@ -69,6 +69,7 @@ def show(layout: str, rank: int | None, given: ConfigSources, as_json: bool) -> 
         "mesh": [parsed.coordinates(each) for each in range(parsed.size)],
         "parameters": pieces(table, parsed, rank),
         "sent": [row._asdict() for row in _sent(ranks, rank)],
+        "by_axis": _by_axis(config, parsed, ranks),
         "matrix": [each.to for each in ranks],
         "memory": _memory(config, parsed, ranks, rank or 0),
     }
@@ -85,6 +86,30 @@ def _sent(ranks: list[RankTraffic], rank: int | None) -> list[Sent]:
     return together(row for each in (ranks if rank is None else [ranks[rank]]) for row in each.sent)
 
 
+def _by_axis(config: RunConfig, layout: Layout, ranks: list[RankTraffic]) -> list[dict[str, Any]]:
+    """What all ranks sent, by mesh axis and purpose, beside the planner's formula."""
+    from minitrain.planner.messages import sent
+    from minitrain.train.build import sizes_of
+
+    measured: dict[tuple[str, str], int] = {}
+    for row in _sent(ranks, None):
+        measured[row.axis, row.purpose] = measured.get((row.axis, row.purpose), 0) + row.bytes
+    try:
+        formula = sent(
+            sizes_of(config.model, VOCAB), layout, batch=config.data.batch,
+            length=config.model.context, micro_batches=config.data.micro_batches,
+            dtype=config.run.dtype, recompute=config.run.recompute,
+            stages=config.run.stage_sizes, frozen=config.optimizer.frozen_patterns,
+        )  # fmt: skip
+    except LayoutError:
+        formula = {}
+    return [
+        {"axis": axis, "purpose": purpose, "measured": measured.get((axis, purpose), 0),
+         "formula": formula.get((axis, purpose), 0) if formula else None}
+        for axis, purpose in sorted({*measured, *formula})
+    ]  # fmt: skip
+
+
 def _memory(config: RunConfig, layout: Layout, ranks: list[RankTraffic],
             rank: int) -> list[dict[str, Any]]:  # fmt: skip
     """By kind, what a rank holds as measured and by the formula, where there is one."""
@@ -95,7 +120,8 @@ def _memory(config: RunConfig, layout: Layout, ranks: list[RankTraffic],
     try:
         formula: dict[str, int] = held(
             sizes_of(config.model, VOCAB), layout, batch=-(-config.data.batch // parts),
-            length=config.model.context, rank=rank, dtype=config.run.dtype,
+            length=config.model.context, micro_batches=config.data.micro_batches, rank=rank,
+            stages=config.run.stage_sizes, dtype=config.run.dtype,
             recompute=config.run.recompute, optimizer=config.optimizer.name,
             frozen=config.optimizer.frozen_patterns,
         )._asdict()  # fmt: skip
@@ -124,6 +150,13 @@ def _print(layout: Layout, found: dict[str, Any], rank: int | None) -> None:
         (row["op"], row["axis"], row["purpose"], f"{row['messages']:,}", f"{row['bytes']:,}")
         for row in found["sent"]
     ])  # fmt: skip
+    if rank is None:
+        columns = ("axis", "purpose", "measured", "formula")
+        show_table("The same by axis, in bytes", columns, [
+            (row["axis"], row["purpose"], f"{row['measured']:,}",
+             "-" if row["formula"] is None else f"{row['formula']:,}")
+            for row in found["by_axis"]
+        ])  # fmt: skip
     if 1 < layout.size <= WIDEST:
         heads = ("from", *(f"to {number}" for number in range(layout.size)))
         show_table("Bytes from rank to rank", heads, [

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import click
 
+from .picture import can_print
+
 Rows = Sequence[tuple[str, ...]]
 BAR = 40  # columns
 FILLS = "█▓▒░▚▞■□"
@@ -46,12 +48,3 @@ def stacked(parts: Mapping[str, float], whole: float) -> tuple[str, str]:
             bar += fill * columns
             legend.append(f"{fill} {name}")
     return bar, "  ".join(legend)
-
-
-def can_print(text: str) -> bool:
-    """Whether stdout's encoding has these characters."""
-    try:
-        text.encode(sys.stdout.encoding or "ascii")
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 import click
 
 from .arguments import check_here, given_path
+from .forecast import show_forecast
 from .groups import GroupedCommand
 from .introduction import introduction
 from .main import fail
-from .memory import MemorySizeError, memory_of
+from .memory import MemorySizeError, check_fits, memory_of
 from .options import ConfigSources, config_options
 from .output import say, tell
 from .prepare import prepare
@@ -43,13 +44,15 @@ if TYPE_CHECKING:
     metavar="PATH",
     help="Begin with the weights of a run, a checkpoint, or a Hugging Face folder.",
 )
+@click.option("--dry-run", is_flag=True, help="Say what a step would hold, send and compute.")
 @click.option("--print-config", is_flag=True, help="Print the configuration as TOML, and end.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value; words go to stderr.")
 @trace_options
 @rank_options
 @config_options
 def train(given: ConfigSources, ranks: Ranks, trace: TraceFile | None, run_dir: str | None,
-          origin: str | None, resume: bool, print_config: bool, as_json: bool) -> int:  # fmt: skip
+          origin: str | None, resume: bool, dry_run: bool, print_config: bool,
+          as_json: bool) -> int:  # fmt: skip
     """Train a language model on text.
 
     Metrics, checkpoints and the configuration are kept in a run folder. Without options: a small
@@ -64,6 +67,11 @@ def train(given: ConfigSources, ranks: Ranks, trace: TraceFile | None, run_dir: 
     if print_config:
         return _print_config(run, as_json)
     ranks = ranks._replace(layout=run.layout)
+    if dry_run and ranks.first:
+        show_forecast(run, as_json)
+    check_fits(run, processes=ranks.backend == "mpi")
+    if dry_run:
+        return 0
     ranks.launch()
     outcome = _run(ranks, run)
     if ranks.first:

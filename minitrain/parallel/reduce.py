@@ -24,9 +24,9 @@ from minitrain.array import Array, namespace
 from minitrain.autograd.tensor import Tensor
 from minitrain.comm.operation import Operation
 from minitrain.nn.module import Parameter
-from minitrain.parallel.flat import Flat, Stepped
+from minitrain.parallel.flat import Flat, Stepped, buckets
 from minitrain.parallel.mesh import Mesh
-from minitrain.parallel.plan import BUCKET, Plan, buckets
+from minitrain.parallel.plan import BUCKET, Plan
 from minitrain.parallel.table import Placements
 
 IN_FLIGHT = 2

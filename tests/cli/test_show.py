@@ -75,6 +75,13 @@ def test_what_is_sent_is_the_sum_of_the_matrix_and_of_all_ranks() -> None:
     )
 
 
+@pytest.mark.parametrize("layout", ["dp2,tp2,sp", "shard2,zero3", "pp2,tp2"])
+def test_what_is_measured_is_the_formula(layout: str) -> None:
+    rows = shown(layout)["by_axis"]
+    assert len(rows) > 2
+    assert [row["measured"] for row in rows] == [row["formula"] for row in rows]
+
+
 def test_blocks_that_are_alike_are_one_line() -> None:
     text = invoke("show", "pp2,tp2", "--layers", 4, "--micro-batches", 2).stdout
     assert "Mesh of pp2,1f1b,tp2: 4 rank(s):\n" in text

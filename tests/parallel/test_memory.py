@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import tracemalloc
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,8 @@ import pytest
 from drawn_cuts import models
 from hypothesis import given
 from hypothesis import strategies as st
+from tape import base, tape
 
-from minitrain.autograd.function import Function
 from minitrain.batch import Batch
 from minitrain.comm import run_ranks
 from minitrain.comm.group import Group
@@ -26,43 +25,10 @@ from minitrain.nn.config import Config
 from minitrain.nn.families import declare
 from minitrain.optim import AdamW
 from minitrain.parallel import Mesh, ParallelModel, parallelize
-from minitrain.planner.memory import Held, held, korthikanti
+from minitrain.planner.architecture import activation_bytes
+from minitrain.planner.memory import Held, held
+from minitrain.planner.models import shape_from
 from minitrain.train.step import Stepper
-
-
-def arrays_in(value: Any) -> Iterator[Any]:
-    """The arrays in what a node keeps: itself, or the items of a tuple or dataclass."""
-    if isinstance(value, np.ndarray):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from arrays_in(item)
-    elif dataclasses.is_dataclass(value):
-        for field in dataclasses.fields(value):
-            yield from arrays_in(getattr(value, field.name))
-
-
-def base(x: Any) -> Any:
-    """The array whose memory x is a view of."""
-    while isinstance(x.base, np.ndarray):
-        x = x.base
-    return x
-
-
-def tape(root: Function) -> dict[int, Any]:
-    """The distinct arrays that the graph below a node keeps for the backward."""
-    found: dict[int, Any] = {}
-    seen, stack = {root}, [root]
-    while stack:
-        node = stack.pop()
-        for array in map(base, arrays_in(tuple(vars(node).values()))):
-            found[id(array)] = array
-        for edge in node.edges:
-            if isinstance(edge, Function) and edge not in seen:
-                seen.add(edge)
-                stack.append(edge)
-    return found
-
 
 Given = tuple[Any, ...]
 
@@ -141,6 +107,21 @@ def test_what_a_rank_holds_of_some_positions_is_the_formula(
     test_what_a_rank_holds_is_the_formula(config, layout, dtype, recompute)
 
 
+@pytest.mark.deep
+@pytest.mark.parametrize("layout", ["cp4", "cp4,ring", "cp4,ulysses", "cp4,ulysses2"])
+@pytest.mark.parametrize("config", [
+    GPTConfig(vocab=64, context=16_384, layers=2, heads=4, width=64),
+    LlamaConfig(vocab=64, context=16_384, layers=2, heads=8, kv_heads=4, width=64),
+], ids=["gpt", "llama"])  # fmt: skip
+def test_four_ranks_hold_a_quarter_of_a_long_contexts_activations(
+    config: Config, layout: str
+) -> None:
+    batch = batch_of(config, 1, config.context)
+    one = formula(config, Layout(), 0, batch)
+    for rank in run_ranks(4, measured, config, Layout.parse(layout), batch, {}):
+        assert 0.9 < rank.activations / (one.activations / 4) < 1.1
+
+
 @given(st.data())
 def test_the_formula_holds_for_any_sizes(data: st.DataObject) -> None:
     tp = data.draw(st.integers(1, 8))
@@ -192,7 +173,7 @@ def test_the_figures_beside_those_of_korthikanti() -> None:
     """In fp16, with F = 4h and dropout everywhere: theirs without attention weights, and ours."""
     config = GPTConfig(vocab=8, context=32, layers=1, heads=4, width=64, dropout=0.1)
     sbh = 32 * 2 * 64
-    both = dataclasses.replace(config, layers=2)
+    both, shape = dataclasses.replace(config, layers=2), shape_from(config)
     for t in (1, 2, 4):
         for sp, bracket in ((False, 10 + 24 / t), (True, 4 + 30 / t)):
             layers = [
@@ -202,17 +183,17 @@ def test_the_figures_beside_those_of_korthikanti() -> None:
             own = 64 // t if sp else 64
             numbers = 2 * own * 4 + 64 * (4 // t) * 4 + (4 // t) * 8  # statistics; dropped heads
             assert layers[1] - layers[0] == bracket * sbh + numbers
-            theirs = korthikanti(config, t, batch=2, length=32, sp=sp, recompute="selective")
+            theirs = activation_bytes(shape, 2, t, sp=sp, recompute="selective")
             assert theirs == sbh * (34 / t if sp else bracket)
-            weights = korthikanti(config, t, batch=2, length=32, sp=sp) - theirs
+            weights = activation_bytes(shape, 2, t, sp=sp) - theirs
             assert weights == 5 * 4 * 32**2 * 2 / t
-    assert korthikanti(config, 2, batch=2, length=32, sp=False, recompute="full") == 2 * sbh
-    assert korthikanti(config, 2, batch=2, length=32, sp=True, recompute="full") == sbh
+    assert activation_bytes(shape, 2, 2, sp=False, recompute="full") == 2 * sbh
+    assert activation_bytes(shape, 2, 2, sp=True, recompute="full") == sbh
 
 
 def test_axes_that_no_run_has_confirmed_are_refused() -> None:
-    with pytest.raises(LayoutError, match="covers dp, shard, cp and tp, not pp"):
-        held(GPT7, Layout(pp=2, shard=2, cp=2), batch=1, length=8)
+    with pytest.raises(LayoutError, match="do not cover ep; leave out"):
+        held(GPT7, Layout(pp=2, shard=2, cp=2, ep=2), batch=1, length=8)
 
 
 def test_the_planner_needs_no_arrays() -> None:
