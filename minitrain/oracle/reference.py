@@ -17,6 +17,7 @@ import numpy as np
 from minitrain.array import Array, stream
 from minitrain.batch import IGNORE, Batch
 from minitrain.nn.module import Window, window
+from minitrain.nn.router import routers_of
 from minitrain.optim import Optimizer, clip_factor, square_sum
 
 
@@ -59,7 +60,7 @@ def train_serially(
     parameters = {
         name: p
         for name, p in everything.items()
-        if not any(fnmatchcase(name, pattern) for pattern in frozen)
+        if p.trained and not any(fnmatchcase(name, pattern) for pattern in frozen)
     }
     slots = {
         kind: {name: np.zeros(p.array.size) for name, p in parameters.items()}
@@ -85,6 +86,8 @@ def train_serially(
                 decay=p.decays,
                 scale=clip_factor(norm, clip),
             )
+        for router in routers_of(model).values():
+            router.adjust()
     trace.weights = {name: p.array for name, p in everything.items()}
     trace.slots = {
         kind: {name: x.reshape(parameters[name].shape) for name, x in arrays.items()}
@@ -96,12 +99,15 @@ def train_serially(
 def _loss_and_gradients(model: Any, batch: Batch, micro_batches: int, seed: int) -> float:
     """The loss of a batch; its gradient is left in the parameters."""
     loss = 0.0
+    for router in routers_of(model).values():
+        router.begin()
     for parameter in model.parameters().values():
         parameter.grad = np.zeros(parameter.shape)
     for m in range(micro_batches):
         part = batch.part(m, micro_batches, 0, 1)
         positions = np.arange(part.tokens.shape[1])
-        with window(Window(seed, part.step, part.places, positions)):
+        tokens = batch.tokens.size if batch.valid else 0  # for terms of the loss inside the model
+        with window(Window(seed, part.step, part.places, positions, tokens=tokens)):
             value = model.loss(model(part.tokens, positions), part.labels, total=batch.valid)
         value.backward()
         loss += value.item()

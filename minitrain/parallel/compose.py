@@ -8,6 +8,7 @@ their pieces, units are bound to what they compute with, and blocks learn to for
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,12 +22,13 @@ from minitrain.parallel import regions
 from minitrain.parallel.agreement import check_alike, weights_digest
 from minitrain.parallel.arrays import arrays_of, fill, users_of
 from minitrain.parallel.bind import BoundUnit, cast_to
+from minitrain.parallel.expert import cut_experts
 from minitrain.parallel.inventory import check_declared, modules_of
 from minitrain.parallel.mesh import Mesh
 from minitrain.parallel.pipeline import keep
 from minitrain.parallel.plan import BUCKET
 from minitrain.parallel.recompute import RecomputedBlock
-from minitrain.parallel.sequence import SequenceRegions, cut_sequence
+from minitrain.parallel.sequence import SequenceRegions, cut_sequence, own_part
 from minitrain.parallel.stages import chunks_of
 from minitrain.parallel.table import Placements, check_layout, placements, table_of
 from minitrain.parallel.tensor import cut_tensors
@@ -148,13 +150,11 @@ def _declared(
 def _cut(model: Any, table: Placements, mesh: Mesh) -> None:
     """Transform the model, strategy by strategy; each sees what the ones before it left."""
     group = mesh["tp"]
-    if mesh.layout.tp == 1:
-        return  # the layout does not ask for it
     if mesh.layout.sp:
         sequence = SequenceRegions(group)
         cut_tensors(model, table, group, sequence.enter, sequence.leave)
         cut_sequence(model, group)
-    else:
+    elif mesh.layout.tp > 1:
         cut_tensors(
             model,
             table,
@@ -162,6 +162,9 @@ def _cut(model: Any, table: Placements, mesh: Mesh) -> None:
             enter=lambda x: regions.copy(x, group),
             leave=lambda x: regions.reduce(x, group),
         )
+    # A router sees what the residual stream has here.
+    own = partial(own_part, group=group) if mesh.layout.sp else lambda positions: positions
+    cut_experts(model, table, mesh, own)
 
 
 def _bind(model: Any, mesh: Mesh, dtype: str, casts: bool) -> None:
@@ -169,7 +172,7 @@ def _bind(model: Any, mesh: Mesh, dtype: str, casts: bool) -> None:
     gathers, keep = mesh.layout.zero == 3, mesh.layout.keep
     if not (casts or gathers):
         return
-    gather = Gatherer(mesh["shard"], mesh.coordinates, keep=keep)
+    gather = Gatherer(mesh, keep=keep)
 
     def derive(parameter: Parameter) -> Tensor:
         piece: Tensor = cast_to(dtype)(parameter) if casts else parameter

@@ -77,14 +77,17 @@ CUTS: dict[str, tuple[Cut, ...]] = {
                          row("out", 0, "heads")),
     "MLP": (column("up", 1), row("down", 0)),
     "GatedMLP": (column("gate_up", 2), row("down", 0)),
+    "Experts": (column("up", 2), row("down", 1)),
+    "GatedExperts": (column("gate_up", 3), row("down", 1)),
     "Head": (vocabulary(""),),
 }  # fmt: skip
 """Kind of module → what is cut of it."""
 
-POSITIONWISE = {"LayerNorm", "RMSNorm", "Dropout", "Linear", "Block", "LlamaBlock"}
+POSITIONWISE = {"LayerNorm", "RMSNorm", "Dropout", "Linear", "Block", "LlamaBlock", "Mixture",
+                "Router", "Stack"}  # fmt: skip
 """Kinds that treat each position by itself, with whole parameters: under sp they see some."""
 
-WHOLE = {"Table", "AttentionCore", "CrossEntropy", "GPT", "Llama"}
+WHOLE = {"Table", "AttentionCore", "CrossEntropy", "Gate", "GPT", "Llama"}
 """Kinds that need what they are given whole: parts of those above, the loss, the model itself."""
 
 

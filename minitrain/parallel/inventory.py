@@ -7,7 +7,7 @@ from typing import Any
 
 from minitrain.layout import LayoutError
 from minitrain.nn import AttentionCore, Dropout, Parameter
-from minitrain.nn.config import ModuleShape
+from minitrain.nn.shapes import ModuleShape
 from minitrain.parallel.cuts import CUTS, kind_of
 
 
@@ -30,7 +30,8 @@ def modules_of(model: Any) -> Iterator[ModuleShape]:
         if found:
             shapes = {part: parameter.declared for part, parameter in found.items()}
             names = {part: parameter.name for part, parameter in found.items()}
-            yield ModuleShape(_link(path, model), path, kind, shapes, names)
+            still = [part for part, parameter in found.items() if not parameter.trained]
+            yield ModuleShape(_link(path, model), path, kind, shapes, names, still)
 
 
 def _link(path: str, model: Any) -> int:

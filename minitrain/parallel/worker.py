@@ -18,6 +18,7 @@ from minitrain.autograd.tensor import Tensor, no_grad
 from minitrain.batch import Batch
 from minitrain.comm.group import Group
 from minitrain.nn.module import Module, Parameter, window
+from minitrain.nn.router import routers_of
 from minitrain.parallel.data import Part, Shares
 from minitrain.parallel.mesh import Mesh
 from minitrain.parallel.norm import Norm
@@ -73,7 +74,7 @@ class Worker:
         self.reducer.begin()
         for turn in self.turns:
             if turn.kind == FORWARD:
-                entry, out = self.forward(parts[turn.micro_batch], turn, training=True)
+                entry, out = self.forward(parts[turn.micro_batch], turn, training=True, scale=scale)
                 self.waiting[turn.micro_batch, turn.chunk] = entry, out
                 value += self._hand_on(turn, out)
             elif turn.kind == BACKWARD_WEIGHTS:
@@ -96,14 +97,15 @@ class Worker:
         self._wait_for_sends()
         return value
 
-    def forward(self, part: Part, turn: Turn, *, training: bool) -> tuple[Tensor | None, Tensor]:
+    def forward(self, part: Part, turn: Turn, *, training: bool,
+                scale: float = 1.0) -> tuple[Tensor | None, Tensor]:  # fmt: skip
         """What comes into a chunk, as a leaf, and what the chunk makes of it: at the end of the
         chain a part's loss, already divided by the tokens of the global batch."""
         entry = None
         if turn.take is not None:
             entry = Tensor(self.boundaries.take(turn.take), requires_grad=training)
         x: Any = part.tokens if entry is None else entry
-        with window(part.window(self.seed, training)):
+        with window(part.window(self.seed, training, scale)):
             for link in self.chunks[turn.chunk]:
                 x = link(x, part.positions)
             if turn.give is None:
@@ -177,6 +179,7 @@ class ParallelModel:
         table: every parameter of the model: where it lives and is stepped.
         parameters: by global name, what this rank holds; views of `lives`'s arrays.
         modules: by path.
+        routers: of mixtures of experts, with what they have done in the last step.
         lives, stepped: the flat arrays of what this rank computes with, and of what it steps. The
             same ones, unless optimizer state is sharded.
     """
@@ -187,6 +190,7 @@ class ParallelModel:
         self.lives, self.stepped, self.reducer = reducer.lives, reducer.stepped, reducer
         self.parameters: dict[str, Parameter] = dict(self.lives.parameters)
         self.modules: dict[str, Module] = dict(module.modules())
+        self.routers = routers_of(module)
         self.norm = Norm(table, self.stepped, mesh)
         self.shares = Shares(mesh, micro_batches)
         schedule = schedule_of(mesh.layout, micro_batches)
@@ -203,6 +207,8 @@ class ParallelModel:
                 after it. Where float16 overflows, the gradient is not finite.
         """
         parts = self.shares.of(batch)
+        for router in self.routers.values():
+            router.begin()
         loss = self.worker.run(parts, scale)
         if scale != 1:
             self.stepped.scale(1 / scale)

@@ -32,6 +32,7 @@ from minitrain.autograd.tensor import Tensor
 from minitrain.comm.group import Group
 from minitrain.nn.module import Parameter
 from minitrain.parallel.flat import Flat
+from minitrain.parallel.mesh import Mesh
 from minitrain.parallel.reduce import Bucket
 
 
@@ -162,27 +163,29 @@ class Gatherer:
     """Makes the whole of parameters that live in pieces.
 
     Args:
-        at: this rank's coordinates.
+        mesh: whose shard ranks share a parameter, all of them or those that have the same experts.
         keep: what was gathered is kept until the weights change, so each parameter is gathered
             once a step. All ranks write weights at the same time, so they agree.
     """
 
-    def __init__(self, group: Group, at: Mapping[str, int], *, keep: bool):
-        self.group, self.at, self.keep = group, at, keep
+    def __init__(self, mesh: Mesh, *, keep: bool):
+        self.mesh, self.keep = mesh, keep
         self.kept: dict[str, tuple[int, Array]] = {}  # by name: the version gathered, the whole
 
     def __call__(self, parameter: Parameter, piece: Tensor) -> Tensor:
         """The parameter, from this rank's piece of it (cast, or as it is)."""
-        placement, shape = parameter.placement, parameter.declared
-        pieces = [placement.piece(shape, {**self.at, "shard": r}) for r in range(self.group.size)]
+        placement, shape, at = parameter.placement, parameter.declared, self.mesh.coordinates
+        peers = placement.unsharded().peers("shard", at, self.mesh.sizes["shard"])
+        pieces = [placement.piece(shape, {**at, "shard": peer}) for peer in peers]
+        group = self.mesh.along({"shard": peers})
         sizes: list[Any] = [each.size for each in pieces]
         whole = tuple(span.stop - span.start for span in pieces[0].spans)
 
         def gather(mine: Array) -> Array:
-            return self.group.all_gather(mine, sizes=sizes, purpose="parameter").reshape(whole)
+            return group.all_gather(mine, sizes=sizes, purpose="parameter").reshape(whole)
 
         make = partial(self._kept, parameter, gather) if self.keep else gather
-        return Gather.apply(piece, whole=make, group=self.group, sizes=sizes)
+        return Gather.apply(piece, whole=make, group=group, sizes=sizes)
 
     def _kept(self, parameter: Parameter, gather: Callable[[Array], Array], mine: Array) -> Array:
         version, whole = self.kept.get(parameter.name, (-1, mine))
