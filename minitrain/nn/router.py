@@ -54,23 +54,23 @@ class Router(Module):
         Gates are the scores of the chosen, divided by their sum if `normalised`. What is dropped
         takes its gate along: those that are kept are not made larger for it.
         """
-        batch, length, width = x.shape
+        (batch, length, width), k = x.shape, self.config.top_k
         logits = F.linear(x.reshape(batch * length, width), self.weight)
         logits = F.cast(logits, accumulator(x.dtype))
         scores = self._scores(logits)
         preferred = to_host(scores.array)
         if self.bias is not None:
             preferred = preferred + to_host(self.bias.array)
-        chosen = choose_largest(preferred, self.config.top_k)
+        chosen = choose_largest(preferred, k)
         verdict: Any = self.gate(chosen, batch)
         gates = F.choose(scores, chosen)
-        if self.config.normalised and self.config.top_k > 1:
+        if self.config.normalised and k > 1:
             gates = gates / gates.sum(axis=1, keepdims=True)
         if in_training():
             gates = self._with_terms(gates, logits, scores, verdict, batch)
             if running() is None:  # and not recomputed: each forward counts once
                 self._count(preferred, verdict)
-        return F.cast(gates, x.dtype).reshape(batch, length, -1), verdict.routing
+        return F.cast(gates, x.dtype).reshape(batch, length, k), verdict.routing
 
     def _scores(self, logits: Tensor) -> Tensor:
         if self.config.scores == "softmax":

@@ -150,7 +150,8 @@ def _declared(
 def _cut(model: Any, table: Placements, mesh: Mesh) -> None:
     """Transform the model, strategy by strategy; each sees what the ones before it left."""
     group = mesh["tp"]
-    if mesh.layout.sp:
+    own: Callable[[Any], Any] = partial(own_part, group=group)  # of the positions, under sp
+    if mesh.layout.tp > 1 and mesh.layout.sp:
         sequence = SequenceRegions(group)
         cut_tensors(model, table, group, sequence.enter, sequence.leave)
         cut_sequence(model, group)
@@ -162,9 +163,7 @@ def _cut(model: Any, table: Placements, mesh: Mesh) -> None:
             enter=lambda x: regions.copy(x, group),
             leave=lambda x: regions.reduce(x, group),
         )
-    # A router sees what the residual stream has here.
-    own = partial(own_part, group=group) if mesh.layout.sp else lambda positions: positions
-    cut_experts(model, table, mesh, own)
+    cut_experts(model, table, mesh, own if mesh.layout.sp else lambda positions: positions)
 
 
 def _bind(model: Any, mesh: Mesh, dtype: str, casts: bool) -> None:

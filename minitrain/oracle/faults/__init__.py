@@ -59,6 +59,13 @@ SEAMS = {
     "vocabulary_loss": "minitrain.parallel.cut_vocabulary:VocabularyCrossEntropy.forward",
     "cut_sequence": "minitrain.parallel.compose:cut_sequence",
     "positions": "minitrain.parallel.sequence:OwnPositions.forward",
+    # Mixtures of experts.
+    "everyone": "minitrain.parallel.expert:GlobalGate.everyone",
+    "dispatch_vjp": "minitrain.parallel.expert:Dispatch.vjp",
+    "cut_experts": "minitrain.parallel.tensor:CutExperts.forward",
+    "attach": "minitrain.nn.router:attach",
+    "each": "minitrain.nn.router:Router._each",
+    "count": "minitrain.nn.router:Router._count",
     # Pipeline parallelism.
     "worker": "minitrain.parallel.worker:Worker.__init__",
     "turns": "minitrain.parallel.worker:turns_of",
@@ -122,6 +129,22 @@ FAULTS: dict[str, Fault] = {
             "sp-positions-restart": "positions",
             "tp-local-heads": "own_heads",
             "shards-alike": "fill",
+        }.items()
+    },
+    **{
+        name: Fault(seam, "expert")
+        for name, seam in {
+            "gate-of-a-rank": "everyone",
+            "order-of-ranks": "everyone",
+            "term-lost": "attach",
+            "term-of-a-rank": "each",
+            "gates-not-entered": "cut_experts",
+            "rows-not-returned": "dispatch_vjp",
+            "experts-on-the-dense-group": "plan",
+            "experts-averaged": "sums",
+            "router-not-summed": "sums",
+            "norm-of-own-experts": "counts",
+            "bias-by-own-load": "count",
         }.items()
     },
     **{
