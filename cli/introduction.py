@@ -35,7 +35,7 @@ def _memory(run: Run) -> Iterator[str]:
     config, layout = run.config, run.layout
     try:
         bytes_of = held(
-            sizes_of(config.model, run.corpus.tokenizer.vocab),
+            sizes_of(config, run.corpus.tokenizer.vocab),
             layout,
             batch=-(-config.data.batch // (config.data.micro_batches * layout.data_ranks)),
             length=config.model.context,

@@ -62,7 +62,7 @@ def _held(run: Run) -> Held | None:
     config, layout = run.config, run.layout
     try:
         return held(
-            sizes_of(config.model, run.corpus.tokenizer.vocab),
+            sizes_of(config, run.corpus.tokenizer.vocab),
             layout,
             batch=config.data.batch // (config.data.micro_batches * layout.dp),
             length=config.model.context,

@@ -74,7 +74,7 @@ class RunProgress:
         if step == self.done + 1:
             self.began = time.perf_counter() - record["step_seconds"]
         loss = f"loss {record['loss']:.4f} nats/{self.unit}"
-        rate = f"{record['tokens_per_second']:,.0f} tokens/s"
+        rate = f"{record['tokens_per_second']:,.0f} tokens/s{_experts(record)}"
         if self.live is not None:
             self.live.update(self.task, completed=step, loss=f"{loss}  {rate}")
         elif step == self.done + 1 or step % max(1, self.steps // LINES) == 0:
@@ -101,3 +101,11 @@ class RunProgress:
     def saved(self, path: Path) -> None:
         """A line for each checkpoint."""
         self.say(f"saved {path}")
+
+
+def _experts(record: dict[str, Any]) -> str:
+    """Of a mixture: the balance, 1 where experts are chosen alike, and what was dropped."""
+    if "router_balance" not in record:
+        return ""
+    dropped = f", {record['router_dropped']:.1%} dropped" if record["router_dropped"] else ""
+    return f"  balance {record['router_balance']:.3f}{dropped}"

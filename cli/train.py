@@ -78,7 +78,7 @@ def _largest_product(run: Run) -> float:
     config, vocab = run.config, run.corpus.tokenizer.vocab
     parts = config.data.micro_batches * run.layout.size
     tokens = config.data.batch * config.model.context / parts
-    return largest_product(sizes_of(config.model, vocab), tokens)
+    return largest_product(sizes_of(config, vocab), tokens)
 
 
 def _prepare(given: ConfigSources, ranks: Ranks, run_dir: str | None, resume: bool) -> Run:
@@ -106,7 +106,7 @@ def _prepare(given: ConfigSources, ranks: Ranks, run_dir: str | None, resume: bo
         corpus = Corpus.load(config.data.path, config.model.context, tokenizer, only)
     check_layout(
         ranks.layout,
-        sizes_of(config.model, corpus.tokenizer.vocab),
+        sizes_of(config, corpus.tokenizer.vocab),
         batch=config.data.batch,
         micro_batches=config.data.micro_batches,
         stages=config.run.stage_sizes,

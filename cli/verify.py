@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,6 +20,7 @@ from .ranks import RankRequest, Ranks, read_ranks, request_options
 
 if TYPE_CHECKING:
     from minitrain.comm.group import Group
+    from minitrain.nn.config import Config
     from minitrain.oracle.reference import Trace
     from minitrain.oracle.task import Task
     from minitrain.oracle.verify import Report
@@ -27,6 +30,7 @@ DEFAULT = (
     *("shard2,zero1", "shard2,zero2", "shard3,zero2,owner", "dp2,shard2,zero3"),
     *("pp2", "pp2,interleaved", "pp3,zb-h1", "pp2,zb-v", "dp2,pp2,tp2,sp"),
 )
+WITH_EXPERTS = ("dp2,ep2", "dp2,ep2,tp2,sp", "dp2,shard2,zero3,ep4", "dp2,pp2,ep2")
 MOST_RANKS = 256  # threads of this process
 EQUAL, DIFFERENT, USAGE, BROKEN = range(4)
 
@@ -49,6 +53,15 @@ EQUAL, DIFFERENT, USAGE, BROKEN = range(4)
 @click.option(
     "--family", type=click.Choice(["gpt", "llama"]), default="gpt", help="What is trained. [gpt]"
 )
+@click.option(
+    "--experts", type=click.IntRange(1), help="Of each block, in place of its MLP. [none]"
+)
+@click.option("--top-k", type=click.IntRange(1), help="Experts of each token. [2]")
+@click.option(
+    "--capacity",
+    type=click.FloatRange(0, min_open=True),
+    help="An expert takes so many times its even share. [all]",
+)
 @click.option("--seed", type=click.IntRange(0), default=0, help="Of weights, data, dropout. [0]")
 @click.option("--fault", type=given, metavar="NAME", help="Plant a known fault, to see it found.")
 @click.option("--json", "as_json", is_flag=True, help="End with the results as one JSON value.")
@@ -59,6 +72,9 @@ def verify(
     steps: int,
     micro_batches: int | None,
     family: str,
+    experts: int | None,
+    top_k: int | None,
+    capacity: float | None,
     seed: int,
     fault: str | None,
     as_json: bool,
@@ -72,9 +88,10 @@ def verify(
     Exit status: 0 all equal, 1 a tensor differs, 2 usage, or a verdict that cannot be written to
     stdout, 3 a hang or a crash.
     """
-    chosen = _layouts((*layouts, *more), request)
+    model = _model(family, experts, top_k, capacity)
+    chosen = _layouts((*layouts, *more), request, model)
     xp = chosen[0].array_module()
-    tasks = _tasks(chosen, family, steps, micro_batches, seed, fault)
+    tasks = _tasks(chosen, model, steps, micro_batches, seed, fault)
     chosen[0].launch()
     verdicts, status = [], EQUAL
     references: dict[int, dict[str, Trace]] = {}
@@ -89,17 +106,30 @@ def verify(
     return status
 
 
-def _layouts(texts: tuple[str, ...], request: RankRequest) -> list[Ranks]:
+def _model(family: str, experts: int | None, top_k: int | None, capacity: float | None) -> Config:
+    """The tiny model of a family, with experts if there are to be any."""
+    from minitrain.oracle.task import FAMILIES, NANO_MIXTURE
+
+    if experts is None:
+        if top_k or capacity:
+            raise click.UsageError("--top-k and --capacity are for experts; add --experts 8")
+        return FAMILIES[family]
+    mixture = replace(NANO_MIXTURE, experts=experts, top_k=top_k or 2, capacity=capacity)
+    return replace(FAMILIES[family], mixture=mixture)
+
+
+def _layouts(texts: tuple[str, ...], request: RankRequest, model: Config) -> list[Ranks]:
     if not texts:
         fixed = read_ranks(None, [], request)
         if fixed.layout.size > 1 or fixed.backend == "mpi":
             return [fixed]
-    return [read_ranks(text, [], request) for text in texts or DEFAULT]
+    default = (*DEFAULT, *WITH_EXPERTS) if model.mixture else DEFAULT
+    return [read_ranks(text, [], request) for text in texts or default]
 
 
 def _tasks(
     chosen: list[Ranks],
-    family: str,
+    model: Config,
     steps: int,
     micro_batches: int | None,
     seed: int,
@@ -107,7 +137,7 @@ def _tasks(
 ) -> list[Task]:
     """What is trained on each layout, once it is known that every layout can."""
     from minitrain.oracle.faults import check_name
-    from minitrain.oracle.task import FAMILIES, Task, micro_batches_of
+    from minitrain.oracle.task import Task, micro_batches_of
     from minitrain.parallel.table import check_layout
 
     check_name(fault)
@@ -121,8 +151,8 @@ def _tasks(
                 f"{ranks.layout} has {ranks.layout.size:,} ranks; verify runs at most "
                 f"{MOST_RANKS}, and what goes wrong shows on few: give a smaller layout"
             )
-        check_layout(ranks.layout, FAMILIES[family], micro_batches=count)
-        tasks.append(Task(FAMILIES[family], steps=steps, micro_batches=count, seed=seed))
+        check_layout(ranks.layout, model, micro_batches=count)
+        tasks.append(Task(model, steps=steps, micro_batches=count, seed=seed))
     return tasks
 
 
@@ -131,12 +161,12 @@ def _judge(
 ) -> tuple[dict[str, Any], int]:
     """One layout held against the reference and the verdict printed; as JSON, and as a status."""
     from minitrain.oracle.faults import planted
-    from minitrain.oracle.verify import Report
+    from minitrain.oracle.verify import concluded
 
     try:
         with planted(fault):
             rows = ranks.run(_rank, ranks.layout, task, reference, xp, largest=0, synchronous=True)
-            report = Report(str(ranks.layout), rows)
+        report = concluded(rows, ranks.layout, task, reference)
     except LauncherError:
         raise
     except Exception as error:  # whatever it is: a crash is a verdict too
@@ -149,7 +179,7 @@ def _judge(
 def _rank(group: Group, layout: Layout, task: Task, reference: dict[str, Trace], xp: Any) -> Any:
     from minitrain.oracle.verify import gather_rows, verify_rank
 
-    return gather_rows(group, verify_rank(group, layout, task, reference, xp))
+    return gather_rows(group, verify_rank(group, layout, task, reference, xp), reference)
 
 
 def _broken(ranks: Ranks, error: Exception) -> dict[str, Any]:
@@ -166,8 +196,9 @@ def _line(report: Report) -> str:
     """The verdict on one layout."""
     worst = report.worst
     if report.ok:
+        gap = f"; smallest top-k gap {report.gap:.1e}" if math.isfinite(report.gap) else ""
         return f"{report.layout}: equal ({len(report.rows)} tensors, largest error " \
-               f"{worst.error:.1e} of {worst.tensor})"  # fmt: skip
+               f"{worst.error:.1e} of {worst.tensor}{gap})"  # fmt: skip
     wrong = sum(not row.ok for row in report.rows)
     return (
         f"{report.layout}: DIFFERENT, {wrong} of {len(report.rows)} tensors; first: {report.first}"
@@ -176,9 +207,9 @@ def _line(report: Report) -> str:
 
 def _as_json(report: Report) -> dict[str, Any]:
     rows = {"worst": report.worst, "first_wrong": report.first}
-    return {"layout": report.layout, "ok": report.ok} | {
+    gap = report.gap if math.isfinite(report.gap) else None  # JSON has no infinity
+    return {"layout": report.layout, "ok": report.ok, "top_k_gap": gap} | {
         name: row and {"tensor": row.tensor, "rank": row.rank, "bound": row.bound,
-                       # JSON has no infinity.
                        "error": min(row.error, sys.float_info.max)}
         for name, row in rows.items()
     }  # fmt: skip

@@ -157,5 +157,5 @@ def attach(y: Tensor, term: Tensor) -> Tensor:
 
 
 def routers_of(model: Module) -> dict[str, Router]:
-    """The routers of a model, by path."""
-    return {path: module for path, module in model.modules() if isinstance(module, Router)}
+    """The routers of a model, by their paths in the plain one, whatever stands around them now."""
+    return {module.path: module for _, module in model.modules() if isinstance(module, Router)}

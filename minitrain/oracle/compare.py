@@ -7,7 +7,7 @@ a wrong one by ten orders of magnitude more. So the bound can be far from both, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,7 @@ class Row:
         bound: what the error may be.
         index: where the largest error is.
         expected, got: the reference's and the rank's value there.
+        pair: of a wrong one, all that the rank has and what it should have; None if shapes differ.
     """
 
     tensor: str
@@ -48,6 +49,7 @@ class Row:
     index: tuple[int, ...] = ()
     expected: float = 0.0
     got: float = 0.0
+    pair: tuple[Array, Array] | None = field(default=None, compare=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -86,7 +88,8 @@ def compare(tensor: str, got: Array, expected: Array, scale: float, *, rank: int
     error = float(difference[at]) / scale if scale else (np.inf if difference[at] else 0.0)
     error = error if np.isfinite(error) else np.inf  # a reference that is not finite proves nothing
     index = tuple(int(i) for i in at)
-    return Row(tensor, rank, float(error), bound, index, float(reference[at]), float(mine[at]))
+    pair = None if error <= bound else (mine, reference)
+    return Row(tensor, rank, error, bound, index, float(reference[at]), float(mine[at]), pair)
 
 
 def compare_gradients(what: str, got: Mapping[str, Array], expected: Mapping[str, Array], *,

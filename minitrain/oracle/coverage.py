@@ -32,6 +32,6 @@ def uncovered(what: str, table: Placements, layout: Layout) -> Iterator[Row]:
                 place = int(np.flatnonzero(counted != 1)[0])
                 index = tuple(int(i) for i in np.unravel_index(place, entry.shape))
                 yield Row(
-                    f"{what} {kind} {name} (held by {counted[place]} ranks)",
+                    f"{what} placement of {kind} {name} (held by {counted[place]} ranks)",
                     0, np.inf, BOUND, index, 1.0, float(counted[place]),
                 )  # fmt: skip

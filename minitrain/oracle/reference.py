@@ -7,7 +7,7 @@ else: no mesh, no flat arrays, no buckets.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -26,19 +26,42 @@ class Trace:
     """What a training run computed, on host arrays by global name.
 
     Attributes:
+        start: the weights before the first step.
+        outputs: for each step by path, what a link of the chain before the head made of all
+            sequences; of a parallel run see outputs.py.
         losses, norms: a number for each step; norms are those before clipping.
         gradients: for each step by name.
-        weights: after the last step.
+        weights: after each step by name.
         slots: the optimizer's arrays after the last step: slot -> name -> array.
         stepped: the sum of the learning rates.
+        gap: of a mixture's routers, the smallest that was met between the score of the last expert
+            that a token chose and that of the next; infinite without one. Layouts round
+            differently, and where it is as small as rounding they may choose differently.
     """
 
+    start: dict[str, Array] = field(default_factory=dict)
+    outputs: list[dict[str, Any]] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
     gradients: list[dict[str, Array]] = field(default_factory=list)
-    weights: dict[str, Array] = field(default_factory=dict)
+    weights: list[dict[str, Array]] = field(default_factory=list)
     slots: dict[str, dict[str, Array]] = field(default_factory=dict)
     stepped: float = 0.0
+    gap: float = math.inf
+
+    def named(self) -> Iterator[tuple[str, Any]]:
+        """Every tensor with what it is called, in the order of execution."""
+        yield from ((f"start weight {name}", x) for name, x in self.start.items())
+        for i, gradients in enumerate(self.gradients):
+            step = f"step {i + 1}"
+            yield from ((f"{step} output {path}", x) for path, x in self.outputs[i].items())
+            yield f"{step} loss", self.losses[i]
+            # The backward comes to the last one first.
+            yield from ((f"{step} gradient {k}", x) for k, x in reversed(gradients.items()))
+            yield f"{step} norm", self.norms[i]
+            yield from ((f"{step} weight {name}", x) for name, x in self.weights[i].items())
+        for kind, arrays in self.slots.items():
+            yield from ((f"{kind} {name}", x) for name, x in arrays.items())
 
 
 def train_serially(
@@ -57,6 +80,7 @@ def train_serially(
     Frozen parameters have weights only: no gradient, no slot, no part in the norm.
     """
     everything, trace, updates = model.parameters(), Trace(), 0
+    trace.start = {name: p.array.copy() for name, p in everything.items()}
     parameters = {
         name: p
         for name, p in everything.items()
@@ -67,28 +91,23 @@ def train_serially(
         for kind in optimizer.slots
     }
     for batch in batches:
-        trace.losses.append(_loss_and_gradients(model, batch, micro_batches, seed))
-        gradients = {name: p.grad.copy() for name, p in parameters.items()}
-        trace.gradients.append(gradients)
-        norm = math.sqrt(math.fsum(square_sum(g) for g in gradients.values()))
-        trace.norms.append(norm)
-        if batch.valid == 0:
-            continue
-        updates += 1
-        trace.stepped += schedule(updates)
-        for name, p in parameters.items():
-            optimizer.step(
-                p.array.reshape(-1),
-                p.grad.reshape(-1),
-                {kind: arrays[name] for kind, arrays in slots.items()},
-                lr=schedule(updates),
-                count=updates,
-                decay=p.decays,
-                scale=clip_factor(norm, clip),
-            )
-        for router in routers_of(model).values():
-            router.adjust()
-    trace.weights = {name: p.array for name, p in everything.items()}
+        loss, outputs = _forward_backward(model, batch, micro_batches, seed)
+        trace.gap = min([trace.gap, *(r.tally.gap for r in routers_of(model).values())])
+        trace.losses.append(loss)
+        trace.outputs.append(outputs)
+        trace.gradients.append({name: p.grad.copy() for name, p in parameters.items()})
+        trace.norms.append(math.sqrt(math.fsum(map(square_sum, trace.gradients[-1].values()))))
+        if batch.valid:
+            updates += 1
+            lr, scale = schedule(updates), clip_factor(trace.norms[-1], clip)
+            trace.stepped += lr
+            for name, p in parameters.items():
+                own = {kind: arrays[name] for kind, arrays in slots.items()}
+                optimizer.step(p.array.reshape(-1), p.grad.reshape(-1), own, lr=lr, count=updates,
+                               decay=p.decays, scale=scale)  # fmt: skip
+            for router in routers_of(model).values():
+                router.adjust()
+        trace.weights.append({name: p.array.copy() for name, p in everything.items()})
     trace.slots = {
         kind: {name: x.reshape(parameters[name].shape) for name, x in arrays.items()}
         for kind, arrays in slots.items()
@@ -96,22 +115,42 @@ def train_serially(
     return trace
 
 
-def _loss_and_gradients(model: Any, batch: Batch, micro_batches: int, seed: int) -> float:
-    """The loss of a batch; its gradient is left in the parameters."""
-    loss = 0.0
+def _forward_backward(
+    model: Any, batch: Batch, micro_batches: int, seed: int
+) -> tuple[float, dict[str, Array]]:
+    """The loss of a batch, and the outputs of links; its gradient is left in the parameters."""
+    loss, outputs = 0.0, []
     for router in routers_of(model).values():
         router.begin()
     for parameter in model.parameters().values():
         parameter.grad = np.zeros(parameter.shape)
     for m in range(micro_batches):
         part = batch.part(m, micro_batches, 0, 1)
-        positions = np.arange(part.tokens.shape[1])
-        tokens = batch.tokens.size if batch.valid else 0  # for terms of the loss inside the model
-        with window(Window(seed, part.step, part.places, positions, tokens=tokens)):
-            value = model.loss(model(part.tokens, positions), part.labels, total=batch.valid)
+        value, outs = forward(model, part, seed, batch.valid)
         value.backward()
         loss += value.item()
-    return loss
+        outputs.append(outs)
+    return loss, {path: np.concatenate([outs[path] for outs in outputs]) for path in outputs[0]}
+
+
+def forward(model: Any, part: Batch, seed: int, total: int) -> tuple[Any, dict[str, Array]]:
+    """A part's share of the loss of a batch of `total` valid tokens, and the outputs of the links
+    before the head, by their paths."""
+    x: Any = part.tokens
+    outputs = {}
+    length = part.tokens.shape[1]
+    positions, tokens = np.arange(length), part.size * length if total else 0
+    with window(Window(seed, part.step, part.places, positions, tokens=tokens)):
+        for number, link in enumerate(model.chain()):
+            x = link(x, positions)
+            if number <= len(model.blocks):
+                outputs[output_path(number)] = x.array
+        return model.loss(x, part.labels, total=total), outputs
+
+
+def output_path(link: int) -> str:
+    """What the output of a link of the chain is called."""
+    return f"blocks.{link - 1}" if link else "embedding"
 
 
 def awkward_batches(vocab: int, context: int, size: int, steps: int, seed: int) -> list[Batch]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from minitrain.array import to_host
-from minitrain.batch import Batch
 from minitrain.comm import run_ranks
 from minitrain.comm.group import Group
 from minitrain.layout import Layout
@@ -24,10 +26,13 @@ from minitrain.oracle.compare import (
     zero_by_algebra,
 )
 from minitrain.oracle.coverage import uncovered
+from minitrain.oracle.diagnosis import Diagnosis, Evidence, diagnose, probes
 from minitrain.oracle.faults import planted
+from minitrain.oracle.outputs import Recorder, compare_outputs
 from minitrain.oracle.reference import Trace
 from minitrain.oracle.task import NANO, Task, micro_batches_of
 from minitrain.parallel import Mesh, ParallelModel, parallelize
+from minitrain.parallel.stages import chunks_of
 from minitrain.parallel.table import check_layout
 from minitrain.train.step import Stepper
 
@@ -37,11 +42,15 @@ class Report(NamedTuple):
 
     Attributes:
         layout: what was held against the reference.
-        rows: every comparison, in the order in which a run computes the tensors, rank by rank.
+        rows: every comparison, in the order of execution, rank by rank.
+        diagnosis: what is wrong with the first wrong tensor; None if all are right.
+        gap: the smallest top-k gap that the reference met; see Trace.
     """
 
     layout: str
     rows: list[Row]
+    diagnosis: Diagnosis | None = None
+    gap: float = math.inf
 
     @property
     def ok(self) -> bool:
@@ -83,7 +92,15 @@ def verify(
         rows = run_ranks(
             layout.size, verify_rank, layout, work, reference, blas=1, synchronous=True
         )
-    return Report(str(layout), in_order(rows))
+    return concluded(in_order(rows, reference), layout, work, reference)
+
+
+def concluded(
+    rows: list[Row], layout: Layout, task: Task, reference: Mapping[str, Trace]
+) -> Report:
+    """The report on the rows of all ranks."""
+    diagnosis = diagnose(Evidence(rows, layout, task, reference))
+    return Report(str(layout), rows, diagnosis, min(trace.gap for trace in reference.values()))
 
 
 def verify_rank(
@@ -111,7 +128,7 @@ def verify_rank(
             task.clip,
         )
         rows += uncovered(name, stepper.model.table, layout)
-        trace = _train(stepper, task.batches())
+        trace = _train(stepper, task)
         rows += _compare(
             name,
             trace,
@@ -138,14 +155,18 @@ def _parts_of(model: ParallelModel) -> tuple[Part, Part]:
     return lives, is_stepped
 
 
-def _train(stepper: Stepper, batches: list[Batch]) -> Trace:
+def _train(stepper: Stepper, task: Task) -> Trace:
     trace, model = Trace(), stepper.model
-    for batch in batches:
+    chunks = chunks_of(task.model, model.mesh.layout, task.stages)[model.mesh.coordinates["pp"]]
+    recorder = Recorder(model, chunks)
+    trace.start = model.lives.views(to_host(model.lives.weights).copy())
+    for batch in task.batches():
         result = stepper.step(batch)
+        trace.outputs.append(recorder.take())
         trace.losses.append(result.loss)
         trace.norms.append(result.grad_norm)
         trace.gradients.append({k: to_host(g).copy() for k, g in model.gradients().items()})
-    trace.weights = model.lives.views(to_host(model.lives.weights))
+        trace.weights.append(model.lives.views(to_host(model.lives.weights).copy()))
     trace.slots = {kind: model.stepped.views(to_host(slot)) for kind, slot in stepper.slots.items()}
     return trace
 
@@ -153,54 +174,61 @@ def _train(stepper: Stepper, batches: list[Batch]) -> Trace:
 def _compare(name: str, got: Trace, expected: Trace, *, noise_bound: float,
              parts: tuple[Part, Part], rank: int) -> Iterator[Row]:  # fmt: skip
     lives, is_stepped = parts
+    noise = zero_by_algebra(expected.gradients)
+    against = partial(
+        compare_weights, stepped=expected.stepped, noise=noise, noise_bound=noise_bound, rank=rank
+    )
+    yield from compare_gradients(
+        f"{name} start weight", got.start, expected.start, part=lives, rank=rank
+    )
     for i, gradients in enumerate(expected.gradients):
         step = f"{name} step {i + 1}"
         gradients = dict(reversed(gradients.items()))  # the backward comes to the last one first
+        yield from compare_outputs(step, got.outputs[i], expected.outputs[i], rank)
         yield compare_numbers(f"{step} loss", got.losses[i], expected.losses[i], rank=rank)
         yield from compare_gradients(
             f"{step} gradient", got.gradients[i], gradients, part=is_stepped, rank=rank
         )
         yield compare_numbers(f"{step} norm", got.norms[i], expected.norms[i], rank=rank)
-    noise = zero_by_algebra(expected.gradients)
-    kinds = [("weight", got.weights, expected.weights, lives)]
-    kinds += [(kind, got.slots[kind], x, is_stepped) for kind, x in expected.slots.items()]
-    for kind, mine, reference, part in kinds:
-        yield from compare_weights(
-            f"{name} {kind}",
-            mine,
-            reference,
-            stepped=expected.stepped,
-            noise=noise,
-            noise_bound=noise_bound,
-            part=part,
-            rank=rank,
-        )
+        weights = against(f"{step} weight", got.weights[i], expected.weights[i], part=lives)
+        # Only what is wrong, but of the last step: right weights come from what is listed already.
+        yield from (row for row in weights if not row.ok or i == len(expected.gradients) - 1)
+    for kind, x in expected.slots.items():
+        yield from against(f"{name} {kind}", got.slots[kind], x, part=is_stepped)
 
 
-def in_order(ranks: list[list[Row]]) -> list[Row]:
-    """The rows of all ranks, tensor by tensor in the order of the run, then by rank.
-
-    Each rank has its rows in that order, but none of a tensor that it holds nothing of.
-    """
-    names: list[str] = []
-    known: set[str] = set()
-    for rows in ranks:
-        place = 0
-        for name in dict.fromkeys(row.name for row in rows):
-            if name in known:
-                place = names.index(name) + 1
-            else:
-                names.insert(place, name)
-                known.add(name)
-                place += 1
+def in_order(ranks: list[list[Row]], reference: Mapping[str, Trace]) -> list[Row]:
+    """The rows of all ranks, tensor by tensor in the order of execution, then by rank; first what
+    the reference does not have."""
+    names = [f"{name} {what}" for name, trace in reference.items() for what, _ in trace.named()]
     places = {name: place for place, name in enumerate(names)}
     rows = [row for rank in ranks for row in rank]
-    return sorted(rows, key=lambda row: (places[row.name], row.rank))
+    return sorted(rows, key=lambda row: (places.get(row.name, -1), row.rank))
 
 
-def gather_rows(group: Group, rows: list[Row]) -> list[Row]:
-    """The rows of all ranks in the order of the run, on every rank: all come to one verdict."""
-    text = json.dumps([row.__dict__ for row in rows]) + "\n"
+def gather_rows(group: Group, rows: list[Row], reference: Mapping[str, Trace]) -> list[Row]:
+    """The rows of all ranks in the order of execution, on every rank: all come to one verdict.
+
+    Of the wrong tensors, only those that a diagnosis looks at bring their elements.
+    """
+    texts = _gather(group, [replace(row, pair=None).__dict__ for row in rows])
+    found = in_order(
+        [[Row(**{**row, "index": tuple(row["index"])}) for row in each] for each in texts],
+        reference,
+    )
+    wanted = probes(found)
+    mine = {row.name: row.pair for row in rows if row.pair and row.name in wanted}
+    pairs = _gather(group, {name: [x.tolist() for x in pair] for name, pair in mine.items()})
+
+    def with_pair(row: Row) -> Row:
+        pair = pairs[row.rank].get(row.name)
+        return replace(row, pair=(np.array(pair[0]), np.array(pair[1]))) if pair else row
+
+    return [row if row.ok else with_pair(row) for row in found]
+
+
+def _gather(group: Group, mine: Any) -> list[Any]:
+    """Something of each rank, on every rank."""
+    text = json.dumps(mine) + "\n"
     texts = group.all_gather(np.frombuffer(text.encode(), np.uint8), purpose="control")
-    found = [json.loads(line) for line in bytes(texts).splitlines()]
-    return in_order([[Row(**{**row, "index": tuple(row["index"])}) for row in r] for r in found])
+    return [json.loads(line) for line in bytes(texts).splitlines()]

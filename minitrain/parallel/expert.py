@@ -153,8 +153,8 @@ def cut_experts(model: Any, table: Placements, mesh: Mesh, own: Callable[[Array]
         own: which of the window's positions a router sees: its rank's part under sp.
     """
     axes = ("dp", "shard", "cp", "tp") if mesh.layout.sp else ("dp", "shard", "cp")
-    for path, router in routers_of(model).items():
-        model.replace(f"{path}.gate", GlobalGate(router.config, mesh[axes], own))
+    for router in routers_of(model).values():
+        router.gate = GlobalGate(router.config, mesh[axes], own)
     if mesh.layout.ep == 1:
         return  # the layout does not ask for it
     for path, module in list(model.modules()):

@@ -52,6 +52,7 @@ class Worker:
 
     Attributes:
         turns: what this rank does in a step, in order.
+        scale: what the loss of this step is multiplied by for the backward.
         waiting: by micro-batch and chunk, what its backward needs: what came in and what was made
             of it, or the rest of a backward in two parts.
     """
@@ -61,6 +62,7 @@ class Worker:
         self.module, self.reducer, self.seed = module, reducer, seed
         self.chunks = [[module.link(link) for link in chunk] for chunk in chunks]
         self.boundaries, self.turns = Boundaries(pp), turns_of(schedule, pp.rank)
+        self.scale = 1.0
         self.last = schedule.micro_batches - 1  # each chunk adds to gradients in their order
         self.waiting: dict[tuple[int, int], Any] = {}
 
@@ -70,11 +72,11 @@ class Worker:
         Args:
             scale: what the loss is multiplied by for the backward.
         """
-        value = 0.0
+        value, self.scale = 0.0, scale
         self.reducer.begin()
         for turn in self.turns:
             if turn.kind == FORWARD:
-                entry, out = self.forward(parts[turn.micro_batch], turn, training=True, scale=scale)
+                entry, out = self.forward(parts[turn.micro_batch], turn, training=True)
                 self.waiting[turn.micro_batch, turn.chunk] = entry, out
                 value += self._hand_on(turn, out)
             elif turn.kind == BACKWARD_WEIGHTS:
@@ -97,15 +99,14 @@ class Worker:
         self._wait_for_sends()
         return value
 
-    def forward(self, part: Part, turn: Turn, *, training: bool,
-                scale: float = 1.0) -> tuple[Tensor | None, Tensor]:  # fmt: skip
+    def forward(self, part: Part, turn: Turn, *, training: bool) -> tuple[Tensor | None, Tensor]:
         """What comes into a chunk, as a leaf, and what the chunk makes of it: at the end of the
         chain a part's loss, already divided by the tokens of the global batch."""
         entry = None
         if turn.take is not None:
             entry = Tensor(self.boundaries.take(turn.take), requires_grad=training)
         x: Any = part.tokens if entry is None else entry
-        with window(part.window(self.seed, training, scale)):
+        with window(part.window(self.seed, training, self.scale)):
             for link in self.chunks[turn.chunk]:
                 x = link(x, part.positions)
             if turn.give is None:

@@ -77,20 +77,40 @@ def held(
             as if they were: some of what only their gradients read is not kept.
 
     Raises:
-        LayoutError: axes that this formula does not cover.
+        LayoutError: axes that this formula does not cover, or a mixture of experts, whose
+            activations depend on what tokens choose.
     """
     others = [axis for axis in ("pp", "cp", "ep") if getattr(layout, axis) > 1]
     if others:
         raise LayoutError(f"the memory formula covers dp, shard and tp, not {', '.join(others)}")
+    if config.mixture is not None:
+        raise LayoutError("the memory formula covers dense models, not a mixture's activations")
     table, at = placements(config, layout, frozen=frozen), layout.coordinates(rank)
     item, wide = BYTES[dtype], max(4, BYTES[dtype])
     waiting = _Waiting(config, layout, table, at, batch, length, item, wide)
+    states = held_between_steps(config, layout, rank=rank, dtype=dtype, optimizer=optimizer,
+                                frozen=frozen)  # fmt: skip
+    return states._replace(activations=waiting.bytes(recompute))
+
+
+def held_between_steps(
+    config: Config,
+    layout: Layout,
+    *,
+    rank: int = 0,
+    dtype: str = "float32",
+    optimizer: str = "adamw",
+    frozen: Collection[str] = (),
+) -> Held:
+    """What a rank holds of any model, on any layout, before the first activation; see `held`."""
+    table, at = placements(config, layout, frozen=frozen), layout.coordinates(rank)
+    item, wide = BYTES[dtype], max(4, BYTES[dtype])
     steps = sum(_size(e.shape, e.state, at) for e in table.values()) * wide
     return Held(
         _weights(layout, table, at, item, wide),
         _gradient(layout, table, at, wide),
         SLOTS[optimizer] * steps,
-        waiting.bytes(recompute),
+        activations=0,
     )
 
 

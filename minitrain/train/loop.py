@@ -23,6 +23,7 @@ from minitrain.train.metrics import (
     flops_per_token,
     keep_until,
     over_ranks,
+    router_figures,
 )
 from minitrain.train.step import Stepper, StepResult
 
@@ -176,7 +177,7 @@ class _Loop:
         seconds = time.perf_counter() - start
         cost, stop = over_ranks(self.group, seconds, ledger, self.task.stop.signal)
         self.loss = result.loss
-        self._record(index + 1, result, cost)
+        self._record(index + 1, result, cost | router_figures(self.stepper.model))
         return stop
 
     def _record(self, step: int, result: StepResult, cost: dict[str, Any]) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
+from command import SMALL, invoke
 
 from minitrain.layout import Layout
 from minitrain.planner.memory import held
@@ -17,20 +18,8 @@ from minitrain.train.config.resolve import resolve
 from minitrain.train.data.text import Corpus
 from minitrain.train.step import Stepper
 from minitrain_cli import memory
-from minitrain_cli.main import main
 
-SMALL = ("--preset", "nano", "--layers", 1, "--steps", 2, "--warmup", 1, "--data", "text.txt")
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "text.txt").write_bytes(b"It was the best of times, it was the worst. " * 60)
-    return tmp_path
-
-
-def invoke(*args: Any) -> Result:
-    return CliRunner().invoke(main, [*map(str, args)])
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def refused(result: Result, status: int) -> str:
@@ -54,7 +43,7 @@ def test_the_limit_is_what_the_formula_says_and_all_threads_count(
 ) -> None:
     config = resolve("nano", flags={"layers": 1})
     for layout, ranks in (("dp1", 1), ("dp2", 2)):
-        need = ranks * held(sizes_of(config.model, 256), Layout.parse(layout),
+        need = ranks * held(sizes_of(config, 256), Layout.parse(layout),
                             batch=24 // ranks, length=16).total  # fmt: skip
         monkeypatch.setattr(memory, "limit", lambda need=need: need - 1)
         assert "not enough memory" in refused(invoke("train", *SMALL, "--layout", layout), 2)

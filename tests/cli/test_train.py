@@ -11,33 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from command import SMALL, train, trained
 
 from minitrain.machine import cores
 from minitrain.train.checkpoint import files
 from minitrain.train.config.resolve import resolve
 from minitrain.train.step import Stepper
-from minitrain_cli.main import main
 
-SMALL = ("--preset", "nano", "--layers", 1, "--steps", 4, "--warmup", 2, "--data", "text.txt")
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a test works: a folder with a text."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "text.txt").write_bytes(b"It was the best of times, it was the worst. " * 60)
-    return tmp_path
-
-
-def invoke(*args: Any) -> Result:
-    return CliRunner().invoke(main, ["train", *map(str, args)])
-
-
-def trained(*args: Any) -> Result:
-    result = invoke(*args)
-    assert result.exit_code == 0, result.output
-    return result
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def test_a_run_writes_its_folder_and_says_what_it_did(folder: Path) -> None:
@@ -104,11 +85,11 @@ def test_a_sharded_run_says_what_it_holds_and_goes_on_with_other_shards(folder: 
         "embedding.*",
     )  # fmt: skip
     assert "layout: shard3,zero3 from here on, dp2,shard2,zero2 before" in result.stderr
-    refused = invoke(*SMALL, "--freeze", "embeding.*")
+    refused = train(*SMALL, "--freeze", "embeding.*")
     assert refused.exit_code == 2
     assert "no parameter is called 'embeding.*'; there are embedding." in refused.stderr
     for empty in (",", "embedding.*,"):
-        refused = invoke(*SMALL, "--freeze", empty)
+        refused = train(*SMALL, "--freeze", empty)
         assert refused.exit_code == 2
         assert "no parameter is called ''" in refused.stderr
 
@@ -138,7 +119,7 @@ def test_a_fault_of_ours_keeps_its_traceback_and_ends_all_ranks_at_once(
 
     monkeypatch.setattr(Stepper, "step", faulty)
     start = time.monotonic()
-    result = invoke(*SMALL, "--layout", "dp3")
+    result = train(*SMALL, "--layout", "dp3")
     assert time.monotonic() - start < 50
     assert result.exit_code == 3
     assert "in faulty" in result.stderr
@@ -146,7 +127,7 @@ def test_a_fault_of_ours_keeps_its_traceback_and_ends_all_ranks_at_once(
 
 
 def test_a_gradient_that_is_not_finite_is_one_line_and_status_1(folder: Path) -> None:
-    result = invoke(*SMALL, "--lr", 1e30, "--warmup", 0, "--optimizer", "sgd", "--clip", "none")
+    result = train(*SMALL, "--lr", 1e30, "--warmup", 0, "--optimizer", "sgd", "--clip", "none")
     assert result.exit_code == 1
     assert "no weight was changed" in result.stderr.splitlines()[-1]
     assert "Lower --lr" in result.stderr.splitlines()[-1]
@@ -159,7 +140,7 @@ def test_a_full_disk_is_one_line_and_status_1(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(files, "save_file", full)
-    result = invoke(*SMALL, "--layout", "dp2")
+    result = train(*SMALL, "--layout", "dp2")
     assert result.exit_code == 1
     assert "cannot write the checkpoint" in result.stderr.splitlines()[-1]
     assert os.listdir("runs/0001-nano/checkpoints") == []

@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
+from command import train
 
 from minitrain.optim import LossScale
 from minitrain.train import build
 from minitrain_cli.main import main
 
+pytestmark = pytest.mark.usefixtures("folder")
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder with a text, to work in."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "text.txt").write_bytes(b"It was the best of times, it was the worst. " * 60)
-
-
-def invoke(*args: Any) -> Result:
-    sizes = ("--preset", "nano", "--layers", 1, "--warmup", 2, "--data", "text.txt")
-    return CliRunner().invoke(main, ["train", *map(str, sizes + args)])
+SIZES = ("--preset", "nano", "--layers", 1, "--warmup", 2, "--data", "text.txt")
 
 
 def test_an_overflow_is_told_and_one_that_stays_ends_the_run(
@@ -31,7 +22,7 @@ def test_an_overflow_is_told_and_one_that_stays_ends_the_run(
 ) -> None:
     """Case A8: exit status 1, one plain line that names the tensor, no traceback."""
     monkeypatch.setattr(build, "LossScale", lambda: LossScale(2.0**23, floor=2.0**22))
-    result = invoke("--dtype", "float16", "--steps", 4)
+    result = train(*SIZES, "--dtype", "float16", "--steps", 4)
     assert result.exit_code == 1
     assert "step 1: the gradient overflowed at loss scale 8.38861e+06; skipped\n" in result.stderr
     assert re.search(r"step 2: the gradient of \S+ is not finite, and the loss", result.stderr)
@@ -40,7 +31,7 @@ def test_an_overflow_is_told_and_one_that_stays_ends_the_run(
 
 def test_recomputation_may_change_on_resumption_and_precision_may_not() -> None:
     options = ("--dtype", "bfloat16", "--recompute", "full", "--run-dir", "r")
-    assert invoke(*options, "--steps", 2).exit_code == 0
+    assert train(*SIZES, *options, "--steps", 2).exit_code == 0
     again = CliRunner().invoke(
         main, ["train", "--resume", "--run-dir", "r", "--steps", "3", "--dtype", "float32"]
     )

@@ -8,30 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from command import SMALL, train, trained
 
 from minitrain.layout import Layout, LayoutError
-from minitrain_cli.main import main
 
-SMALL = ("--preset", "nano", "--layers", 1, "--steps", 4, "--warmup", 2, "--data", "text.txt")
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a test works: a folder with a text."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "text.txt").write_bytes(b"It was the best of times, it was the worst. " * 60)
-    return tmp_path
-
-
-def invoke(*args: Any) -> Result:
-    return CliRunner().invoke(main, ["train", *map(str, args)])
-
-
-def trained(*args: Any) -> Result:
-    result = invoke(*args)
-    assert result.exit_code == 0, result.output
-    return result
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def tree(folder: Path) -> dict[str, Any]:
@@ -117,7 +98,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     make_odd_files(folder)
     before = tree(folder)
     base = () if "--resume" in args else ("--preset", "nano", "--data", "text.txt")
-    result = invoke(*base, *args)
+    result = train(*base, *args)
     assert result.exit_code == 2, result.output
     assert words in result.stderr
     assert result.stderr.count("\n") == 1
@@ -128,9 +109,9 @@ def test_bad_input_is_one_line_and_leaves_nothing(
 
 def test_every_broken_rule_is_in_the_one_line(folder: Path) -> None:
     """Case L10: world 4, batch 10, and a layout of 2."""
-    result = invoke(*SMALL, "--batch", 10, "-n", 4, "--layout", "dp3", "--heads", 4)
+    result = train(*SMALL, "--batch", 10, "-n", 4, "--layout", "dp3", "--heads", 4)
     assert result.exit_code == 2
-    result = invoke(*SMALL, "--batch", 10, "--layout", "dp4,tp16")
+    result = train(*SMALL, "--batch", 10, "--layout", "dp4,tp16")
     assert result.exit_code == 2
     for words in ("batch 10 does not divide evenly", "8 attention heads cannot be cut into 16"):
         assert words in result.stderr
@@ -144,7 +125,7 @@ def test_a_strategy_that_is_not_there_is_a_usage_error(
         raise LayoutError(f"layout {layout} cannot run yet")
 
     monkeypatch.setattr("minitrain.parallel.table.check_supported", refuse)
-    result = invoke(*SMALL, "--layout", "dp2")
+    result = train(*SMALL, "--layout", "dp2")
     assert (result.exit_code, result.stderr) == (2, "minitrain: layout dp2 cannot run yet\n")
     assert not Path("runs").exists()
 
@@ -183,7 +164,7 @@ def test_a_run_that_cannot_go_on_is_left_as_it_is(folder: Path, spoil: Any, word
     trained(*SMALL, "--run-dir", "a")
     spoil(Path("a/checkpoints/step-000004"))
     before = tree(folder)
-    result = invoke("--resume", "--run-dir", "a", "--steps", 8, "--layout", "dp2")
+    result = train("--resume", "--run-dir", "a", "--steps", 8, "--layout", "dp2")
     assert result.exit_code == 2, result.output
     if words.startswith("it lacks"):
         words = "it lacks ['weights/norm.weight']"
@@ -195,7 +176,7 @@ def test_a_run_that_cannot_go_on_is_left_as_it_is(folder: Path, spoil: Any, word
 def test_changed_shapes_are_refused_with_both_values(folder: Path) -> None:
     trained(*SMALL, "--run-dir", "a")
     before = tree(folder)
-    result = invoke("--resume", "--run-dir", "a", "--width", 64, "--seed", 3, "--steps", 9)
+    result = train("--resume", "--run-dir", "a", "--width", 64, "--seed", 3, "--steps", 9)
     assert result.exit_code == 2
     assert "model.width is 32 in the run and 64 here; run.seed is 0 in the run and 3 here" in (
         result.stderr

@@ -28,7 +28,8 @@ LLAMA = LlamaConfig(vocab=11, context=7, layers=1, heads=6, kv_heads=2, width=24
 def hold(group: Group, layout: Layout, model: Config) -> None:
     """Every tensor of every rank, against one device."""
     task = Task(model, steps=2, batch=4, micro_batches=1, bucket=256)
-    found = gather_rows(group, verify_rank(group, layout, task, task.reference()))
+    reference = task.reference()
+    found = gather_rows(group, verify_rank(group, layout, task, reference), reference)
     assert not [str(row) for row in found if not row.ok]
     assert {row.rank for row in found} == set(range(group.size))
 

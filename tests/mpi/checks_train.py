@@ -26,8 +26,9 @@ TINY = GPTConfig(vocab=11, context=5, layers=1, heads=2, width=8, dropout=0.2)
 def check_data_parallel_equals_one_device(group: Group) -> None:
     """On two ranks the preset nano for twenty steps; on others, sizes that do not divide."""
     task = Task(steps=20) if group.size == 2 else Task(TINY, batch=7, micro_batches=3, bucket=256)
-    rows = verify_rank(group, Layout(dp=group.size), task, task.reference())
-    found = gather_rows(group, rows)
+    reference = task.reference()
+    rows = verify_rank(group, Layout(dp=group.size), task, reference)
+    found = gather_rows(group, rows, reference)
     assert not [str(row) for row in found if not row.ok]
     assert {row.rank for row in found} == set(range(group.size))
 
@@ -39,7 +40,8 @@ def check_a_pipeline_equals_one_device(group: Group) -> None:
         layout = Layout(dp=2, pp=2, schedule="interleaved")
     task = Task(GPTConfig(vocab=11, context=7, layers=3, heads=2, width=8, dropout=0.2),
                 steps=2, batch=6, micro_batches=3, bucket=256)  # fmt: skip
-    found = gather_rows(group, verify_rank(group, layout, task, task.reference()))
+    reference = task.reference()
+    found = gather_rows(group, verify_rank(group, layout, task, reference), reference)
     assert not [str(row) for row in found if not row.ok]
 
 
@@ -51,7 +53,7 @@ def check_sharded_data_parallel_equals_one_device(group: Group) -> None:
         Layout(shard=group.size, zero=2, owner=True),
         Layout(dp=2, shard=2, zero=3) if group.size == 4 else Layout(shard=group.size, zero=3),
     ):
-        found = gather_rows(group, verify_rank(group, layout, task, reference))
+        found = gather_rows(group, verify_rank(group, layout, task, reference), reference)
         assert not [str(row) for row in found if not row.ok]
         assert {row.rank for row in found} == set(range(group.size))
 

@@ -20,25 +20,26 @@ SMALL = GPTConfig(vocab=17, context=6, layers=2, heads=2, width=8, dropout=0.1)
 
 DATA = [name for name, fault in FAULTS.items() if fault.module == "data"]
 
-# What each fault is first seen in, on two data ranks. A fault that a table does not have fails.
+# What each fault is first seen in, on two data ranks, and its diagnosis. One that a table does not
+# have fails.
 SEEN = {
-    "mean-of-local-means": "sgd step 1 loss",
-    "loss-not-divided": "sgd step 1 loss",
-    "mean-of-micro-batches": "sgd step 1 loss",
-    "rank-not-reduced": "sgd step 1 gradient norm.bias",
-    "parameter-skipped": "sgd step 1 gradient blocks.0.mlp.up.weight",
-    "result-lost": "sgd step 1 gradient norm.bias",
-    "last-bucket-late": "sgd step 1 gradient norm.bias",
-    "weights-reduced": "sgd step 1 gradient norm.bias",
-    "averaged-again": "sgd step 1 gradient norm.bias",
-    "micro-batch-overwritten": "sgd step 1 gradient norm.bias",
-    "accumulation-rescaled": "sgd step 1 gradient norm.bias",
-    "norm-of-copies": "sgd step 1 norm",
-    "unequal-replicas": "sgd step 1 loss",
-    "schedule-per-rank": "sgd step 2 loss",
-    "same-samples": "sgd step 1 loss",
-    "empty-batch-steps": "sgd weight embedding.token.weight",
-    "local-dropout": "sgd step 1 loss",
+    "mean-of-local-means": ("sgd step 1 loss", "mean-of-means"),
+    "loss-not-divided": ("sgd step 1 loss", "scaled"),
+    "mean-of-micro-batches": ("sgd step 1 loss", "mean-of-means"),
+    "rank-not-reduced": ("sgd step 1 gradient norm.bias", "summand-missing"),
+    "parameter-skipped": ("sgd step 1 gradient blocks.0.mlp.up.weight", "not-summed"),
+    "result-lost": ("sgd step 1 gradient norm.bias", "not-summed"),
+    "last-bucket-late": ("sgd step 1 gradient norm.bias", "not-summed"),
+    "weights-reduced": ("sgd step 1 gradient norm.bias", "not-summed"),
+    "averaged-again": ("sgd step 1 gradient norm.bias", "scaled"),
+    "micro-batch-overwritten": ("sgd step 1 gradient norm.bias", "micro-batches"),
+    "accumulation-rescaled": ("sgd step 1 gradient norm.bias", "scaled"),
+    "norm-of-copies": ("sgd step 1 norm", "norm-of-copies"),
+    "unequal-replicas": ("sgd start weight embedding.token.weight", "replicas"),
+    "schedule-per-rank": ("sgd step 1 weight embedding.token.weight", "update"),
+    "same-samples": ("sgd step 1 loss", "summand-missing"),
+    "empty-batch-steps": ("sgd step 4 weight embedding.token.weight", "update"),
+    "local-dropout": ("sgd step 1 output embedding", "mask"),
 }
 
 
@@ -47,7 +48,8 @@ def test_every_known_fault_is_found_and_named(name: str) -> None:
     report = verify(SMALL, "dp2", fault=name, batch=6, bucket=1 << 10)
     assert not report.ok
     assert report.first is not None
-    assert report.first.tensor == SEEN[name]
+    assert report.diagnosis is not None
+    assert (report.first.tensor, report.diagnosis.kind) == SEEN[name]
     assert report.worst.error > 1e-9  # no rounding: far above the bound
 
 
@@ -155,7 +157,9 @@ def test_a_run_that_does_not_train_is_found(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(Stepper, "apply", lambda *args: None)
     report = verify(SMALL, "dp2", batch=6)
-    assert str(report.first).startswith("sgd step 2 loss")
+    assert str(report.first).startswith("sgd step 1 weight embedding.token.weight")
+    assert report.diagnosis is not None
+    assert report.diagnosis.kind == "stale"
     finish: Step = ParallelModel.forward_backward
 
     def zeros(model: ParallelModel, *args: Any) -> Any:

@@ -20,22 +20,26 @@ EXPERT = [name for name, fault in FAULTS.items() if fault.module == "expert"]
 ROUTER = "sgd step 1 gradient blocks.1.mlp.router.weight"
 DOWN = "sgd step 1 gradient blocks.1.mlp.experts.down.weight"
 
-# Fault → layouts on which it shows, what it is first seen in.
-SEEN: dict[str, tuple[tuple[str, ...], str]] = {
-    "gate-of-a-rank": (("dp2", "dp4,ep2"), "sgd step 1 loss"),
-    "order-of-ranks": (("tp2,sp", "dp2,ep2,tp2,sp"), "sgd step 1 loss"),
-    "term-lost": (("dp1", "dp2,ep2"), ROUTER),
-    "term-of-a-rank": (("dp2", "tp2,sp"), ROUTER),
-    "gates-not-entered": (("tp2",), ROUTER),
+BLOCK = "sgd step 1 output blocks.0"
+
+# Fault → layouts on which it shows, what it is first seen in, its diagnosis.
+SEEN: dict[str, tuple[tuple[str, ...], str, str]] = {
+    "gate-of-a-rank": (("dp2", "dp2,ep2"), BLOCK, "own-gate"),
+    "order-of-ranks": (("tp2,sp", "dp2,ep2,tp2,sp"), BLOCK, "elsewhere"),
+    "term-lost": (("dp1", "dp2,ep2"), ROUTER, "elsewhere"),
+    "term-of-a-rank": (("dp2", "tp2,sp"), ROUTER, "elsewhere"),
+    "gates-not-entered": (("tp2",), ROUTER, "elsewhere"),
     "rows-not-returned": (
-        ("dp2,ep2", "shard4,zero1,ep2"), "sgd step 1 gradient blocks.1.mlp_norm.bias",
+        ("dp2,ep2", "shard4,zero1,ep2"),
+        "sgd step 1 gradient blocks.1.mlp_norm.bias",
+        "elsewhere",
     ),
-    "experts-on-the-dense-group": (("dp2,ep2", "dp4,ep2"), DOWN),
-    "experts-averaged": (("dp2,ep2", "shard4,zero1,ep2"), DOWN),
-    "router-not-summed": (("tp2,sp",), ROUTER),
-    "norm-of-own-experts": (("dp2,ep2", "dp2,ep2,tp2"), "sgd step 1 norm"),
-    "bias-by-own-load": (("dp2",), "sgd step 2 loss"),
-}  # fmt: skip
+    "experts-on-the-dense-group": (("dp2,ep2", "dp4,ep2"), DOWN, "elsewhere"),
+    "experts-averaged": (("dp2,ep2", "shard4,zero1,ep2"), DOWN, "scaled"),
+    "router-not-summed": (("tp2,sp",), ROUTER, "not-summed"),
+    "norm-of-own-experts": (("dp2,ep2", "dp2,ep2,tp2"), "sgd step 1 norm", "norm-of-part"),
+    "bias-by-own-load": (("dp2",), "sgd step 1 weight blocks.0.mlp.router.bias", "permuted"),
+}
 
 
 def small(layout: str, fault: str | None, model: GPTConfig = MODEL) -> Report:
@@ -44,11 +48,13 @@ def small(layout: str, fault: str | None, model: GPTConfig = MODEL) -> Report:
 
 @pytest.mark.parametrize("name", EXPERT)
 def test_every_fault_of_a_mixture_is_found_and_named(name: str) -> None:
-    layouts, tensor = SEEN[name]
+    layouts, tensor, kind = SEEN[name]
     for layout in layouts:
         report = small(layout, name)
         assert report.first is not None
         assert report.first.tensor == tensor
+        assert report.diagnosis is not None
+        assert report.diagnosis.kind == kind
         assert report.worst.error > 1e-6  # no rounding: far above the bound
 
 
@@ -60,7 +66,9 @@ def test_a_balance_of_a_rank_shows_without_a_drop() -> None:
     assert report.first.tensor == ROUTER
 
 
-@pytest.mark.parametrize("layout", sorted({lay for layouts, _ in SEEN.values() for lay in layouts}))
+@pytest.mark.parametrize(
+    "layout", sorted({lay for layouts, *_ in SEEN.values() for lay in layouts})
+)
 def test_without_a_fault_the_same_runs_are_equal(layout: str) -> None:
     report = small(layout, None)
     assert report.ok, str(report.first)

@@ -17,31 +17,60 @@ MODELS: dict[str, Config] = {
 
 TENSOR = [name for name, fault in FAULTS.items() if fault.module == "tensor"]
 
-# Fault → a model, layouts on which it shows, what it is first seen in. Gradients are compared in
-# the order of the backward: wrong from norm.bias on, with the loss right, means the head's region.
-SEEN: dict[str, tuple[str, tuple[str, ...], str]] = {
-    "f-not-reduced": ("gpt", ("tp2", "tp3"), "sgd step 1 gradient norm.bias"),
-    "g-doubled": ("gpt", ("tp2", "tp3"), "sgd step 1 gradient blocks.1.mlp.down.weight"),
-    "sp-gradient-sliced": ("llama", ("tp2,sp", "tp3,sp"), "sgd step 1 gradient norm.weight"),
-    # Biases begin at zero, so it takes a step until they are wrong.
-    "bias-on-every-rank": ("gpt", ("tp2", "tp3"), "sgd step 2 loss"),
-    "bias-divided": ("gpt", ("tp2",), "sgd step 1 gradient blocks.1.mlp.down.bias"),
-    "sp-norms-not-summed": ("gpt", ("tp2,sp", "tp3,sp"), "sgd step 1 gradient norm.bias"),
-    "partials-averaged": ("llama", ("tp3",), "sgd step 1 gradient blocks.1.attention.kv.weight"),
-    "kv-not-summed": (
-        "llama", ("tp3", "tp3,sp"), "sgd step 1 gradient blocks.1.attention.kv.weight",
+# Fault → a model, layouts on which it shows, what it is first seen in, its diagnosis. Gradients are
+# compared in the order of the backward: wrong from norm.bias on, with the loss right, means the
+# head's region.
+SEEN: dict[str, tuple[str, tuple[str, ...], str, str]] = {
+    "f-not-reduced": ("gpt", ("tp2", "tp3"), "sgd step 1 gradient norm.bias", "not-summed"),
+    "g-doubled": ("gpt", ("tp2", "tp3"), "sgd step 1 gradient blocks.1.mlp.down.weight", "scaled"),
+    "sp-gradient-sliced": (
+        "llama",
+        ("tp2,sp", "tp3,sp"),
+        "sgd step 1 gradient norm.weight",
+        "elsewhere",
     ),
-    "local-smoothing": ("gpt", ("tp2", "tp3,sp"), "sgd step 1 loss"),
-    "logits-gathered": ("llama", ("tp2", "tp3,sp"), "sgd step 1 loss"),
-    "label-rank-only": ("llama", ("tp2", "tp3,sp"), "sgd step 1 gradient head.weight"),
-    "last-id-masked": ("gpt", ("tp2", "tp3,sp"), "sgd step 1 loss"),
-    "tp-norm-of-copies": ("gpt", ("tp2", "tp3,sp"), "sgd step 1 norm"),
-    "tp-norm-of-one-rank": ("llama", ("tp2", "tp3,sp"), "sgd step 1 norm"),
-    "sp-local-dropout": ("gpt", ("tp2,sp", "tp3,sp"), "sgd step 1 loss"),
-    "sp-positions-restart": ("gpt", ("tp2,sp", "tp3,sp"), "sgd step 1 loss"),
-    "tp-local-heads": ("gpt", ("tp2", "tp3,sp"), "sgd step 1 loss"),
-    "shards-alike": ("llama", ("tp2", "tp3,sp"), "sgd step 1 loss"),
-}  # fmt: skip
+    # Biases begin at zero, so it takes a step until they are wrong.
+    "bias-on-every-rank": ("gpt", ("tp2", "tp3"), "sgd step 2 output blocks.0", "constant"),
+    "bias-divided": ("gpt", ("tp2",), "sgd step 1 gradient blocks.1.mlp.down.bias", "scaled"),
+    "sp-norms-not-summed": (
+        "gpt",
+        ("tp2,sp", "tp3,sp"),
+        "sgd step 1 gradient norm.bias",
+        "not-summed",
+    ),
+    "partials-averaged": (
+        "llama",
+        ("tp3",),
+        "sgd step 1 gradient blocks.1.attention.kv.weight",
+        "scaled",
+    ),
+    "kv-not-summed": (
+        "llama",
+        ("tp3", "tp3,sp"),
+        "sgd step 1 gradient blocks.1.attention.kv.weight",
+        "not-summed",
+    ),
+    "local-smoothing": ("gpt", ("tp2", "tp3,sp"), "sgd step 1 loss", "vocabulary"),
+    "logits-gathered": ("llama", ("tp2", "tp3,sp"), "sgd step 1 loss", "vocabulary"),
+    "label-rank-only": ("llama", ("tp2", "tp3,sp"), "sgd step 1 gradient head.weight", "elsewhere"),
+    "last-id-masked": ("gpt", ("tp2", "tp3,sp"), "sgd step 1 output embedding", "tokens"),
+    "tp-norm-of-copies": ("gpt", ("tp2", "tp3,sp"), "sgd step 1 norm", "norm-of-copies"),
+    "tp-norm-of-one-rank": ("llama", ("tp2", "tp3,sp"), "sgd step 1 norm", "norm-of-part"),
+    "sp-local-dropout": ("gpt", ("tp2,sp", "tp3,sp"), "sgd step 1 output embedding", "mask"),
+    "sp-positions-restart": (
+        "gpt",
+        ("tp2,sp", "tp3,sp"),
+        "sgd step 1 output embedding",
+        "constant",
+    ),
+    "tp-local-heads": ("gpt", ("tp2", "tp3,sp"), "sgd step 1 output blocks.0", "elsewhere"),
+    "shards-alike": (
+        "llama",
+        ("tp2", "tp3,sp"),
+        "sgd start weight embedding.token.weight",
+        "misplaced",
+    ),
+}
 
 
 def small(model: str, layout: str, fault: str | None) -> Report:
@@ -50,11 +79,13 @@ def small(model: str, layout: str, fault: str | None) -> Report:
 
 @pytest.mark.parametrize("name", TENSOR)
 def test_every_fault_of_tensor_parallelism_is_found_and_named(name: str) -> None:
-    model, layouts, tensor = SEEN[name]
+    model, layouts, tensor, kind = SEEN[name]
     for layout in layouts:
         report = small(model, layout, name)
         assert report.first is not None
         assert report.first.tensor == tensor
+        assert report.diagnosis is not None
+        assert report.diagnosis.kind == kind
         assert report.worst.error > 1e-6  # no rounding: far above the bound
 
 

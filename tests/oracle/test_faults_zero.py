@@ -19,21 +19,55 @@ SMALL = GPTConfig(vocab=17, context=6, layers=1, heads=2, width=8, dropout=0.1)
 SGDS: dict[str, Optimizer] = {"sgd": SGD(momentum=0.9, decay=0.1)}
 SHARD = [name for name, fault in FAULTS.items() if fault.module == "zero"]
 
-# Fault → layouts on which it shows, what it is first seen in. What is lost after a step shows in
-# the next one's loss.
-SEEN: dict[str, tuple[tuple[str, ...], str]] = {
-    "stale-gather": (("shard2,zero3,keep", "shard3,zero3,keep"), "sgd step 2 loss"),
-    "gradient-sliced": (("shard2,zero3", "shard3,zero3"), "sgd step 1 gradient norm.bias"),
-    "pieces-by-name": (("shard2,zero1", "shard3,zero2"), "sgd step 1 gradient norm.bias"),
-    "last-backward-only": (("shard2,zero2", "shard3,zero2"), "sgd step 1 gradient norm.bias"),
-    "replicas-not-summed": (("dp2,shard2,zero1", "dp2,shard2,zero2"),
-                            "sgd step 1 gradient norm.bias"),
-    "norm-of-one-shard": (("shard2", "shard2,zero3", "shard2,zero2,owner"), "sgd step 1 norm"),
-    "norm-over-padding": (("shard3", "shard3,zero3"), "sgd step 1 norm"),
-    "replicas-in-the-norm": (("dp2,shard2,zero1", "dp2,shard2,zero3"), "sgd step 1 norm"),
-    "decay-lost": (("shard2", "shard2,zero2,owner"), "sgd step 2 loss"),
-    "owner-not-broadcast": (("shard2,owner", "shard2,zero2,owner"), "sgd step 2 loss"),
-}  # fmt: skip
+# Fault → layouts on which it shows, what it is first seen in, its diagnosis.
+SEEN: dict[str, tuple[tuple[str, ...], str, str]] = {
+    "stale-gather": (
+        ("shard2,zero3,keep", "shard3,zero3,keep"),
+        "sgd step 2 output embedding",
+        "stale",
+    ),
+    "gradient-sliced": (
+        ("shard2,zero3", "shard3,zero3"),
+        "sgd step 1 gradient norm.bias",
+        "not-summed",
+    ),
+    "pieces-by-name": (
+        ("shard2,zero1", "shard3,zero2"),
+        "sgd step 1 gradient norm.bias",
+        "misplaced",
+    ),
+    "last-backward-only": (
+        ("shard2,zero2", "shard3,zero2"),
+        "sgd step 1 gradient norm.bias",
+        "micro-batches",
+    ),
+    "replicas-not-summed": (
+        ("dp2,shard2,zero1", "dp2,shard2,zero2"),
+        "sgd step 1 gradient norm.bias",
+        "summand-missing",
+    ),
+    "norm-of-one-shard": (
+        ("shard2", "shard2,zero3", "shard2,zero2,owner"),
+        "sgd step 1 norm",
+        "norm-not-summed",
+    ),
+    "norm-over-padding": (("shard3", "shard3,zero3"), "sgd step 1 norm", "padding"),
+    "replicas-in-the-norm": (
+        ("dp2,shard2,zero1", "dp2,shard2,zero3"),
+        "sgd step 1 norm",
+        "norm-of-copies",
+    ),
+    "decay-lost": (
+        ("shard2", "shard2,zero2,owner"),
+        "sgd step 1 weight embedding.token.weight",
+        "update",
+    ),
+    "owner-not-broadcast": (
+        ("shard2,owner", "shard2,zero2,owner"),
+        "sgd step 1 weight embedding.token.weight",
+        "stale",
+    ),
+}
 
 
 def small(layout: str, fault: str | None) -> Report:
@@ -46,15 +80,19 @@ def test_every_fault_of_sharding_is_known_here() -> None:
 
 @pytest.mark.parametrize("name", SEEN)
 def test_every_fault_of_sharding_is_found_and_named(name: str) -> None:
-    layouts, tensor = SEEN[name]
+    layouts, tensor, kind = SEEN[name]
     for layout in layouts:
         report = small(layout, name)
         assert report.first is not None
         assert report.first.tensor == tensor
+        assert report.diagnosis is not None
+        assert report.diagnosis.kind == kind
         assert report.worst.error > 1e-6  # no rounding: far above the bound
 
 
-@pytest.mark.parametrize("layout", sorted({one for layouts, _ in SEEN.values() for one in layouts}))
+@pytest.mark.parametrize(
+    "layout", sorted({one for layouts, *_ in SEEN.values() for one in layouts})
+)
 def test_without_a_fault_the_same_runs_are_equal(layout: str) -> None:
     report = small(layout, None)
     assert report.ok, str(report.first)

@@ -11,7 +11,7 @@ from minitrain.layout import LayoutError
 from minitrain.nn import GPT, GPTConfig
 from minitrain.optim import SGD
 from minitrain.oracle import Report, Row, Task, verify
-from minitrain.oracle.reference import awkward_batches, train_serially
+from minitrain.oracle.reference import Trace, awkward_batches, train_serially
 from minitrain.oracle.verify import gather_rows
 
 SMALL = GPTConfig(vocab=7, context=4, layers=1, heads=2, width=4, dropout=0.2)
@@ -32,21 +32,23 @@ def test_a_report_names_the_first_wrong_tensor_and_the_worst() -> None:
 
 
 def test_all_ranks_get_all_rows_in_the_order_of_the_run() -> None:
+    trace = Trace(outputs=[{}] * 2, losses=[1.0] * 2, norms=[1.0] * 2, gradients=[{}] * 2,
+                  weights=[{}] * 2)  # fmt: skip
+
     def program(group: Group) -> list[Row]:
-        return gather_rows(
-            group, [row(f"tensor {i}", 0.1 * group.rank + i, group.rank) for i in range(2)]
-        )
+        rows = [row(f"sgd step {2 - i} loss", 0.1 * group.rank + i, group.rank) for i in range(2)]
+        return gather_rows(group, rows, {"sgd": trace})
 
     found = run_ranks(3, program)
     assert [(r.tensor, r.rank) for r in found[0]] == [
-        (f"tensor {i}", rank) for i in range(2) for rank in range(3)
+        (f"sgd step {i} loss", rank) for i in (1, 2) for rank in range(3)
     ]
     assert found[1] == found[2] == found[0]
     assert found[0][4].index == (1,)
 
 
 def test_a_comparison_that_is_not_finite_survives_the_gathering() -> None:
-    [rows] = run_ranks(1, lambda group: gather_rows(group, [row("a", float("inf"))]))
+    [rows] = run_ranks(1, lambda group: gather_rows(group, [row("a", float("inf"))], {}))
     assert rows[0].error == float("inf")
 
 
@@ -77,7 +79,7 @@ def test_the_reference_steps_against_the_gradient_of_the_mean_loss() -> None:
     norm = np.sqrt(sum((g**2).sum() for g in trace.gradients[0].values()))
     assert trace.norms[0] == pytest.approx(norm)
     assert norm > 0.5
-    for name, weight in trace.weights.items():
+    for name, weight in trace.weights[-1].items():
         step = 0.25 * trace.gradients[0][name] * (0.5 / norm)
         np.testing.assert_allclose(weight, before[name] - step, rtol=0, atol=1e-15)
     assert trace.stepped == 0.25
@@ -93,9 +95,10 @@ def test_the_task_can_be_of_any_size() -> None:
     assert report.ok
     tensors = {r.tensor for r in report.rows}
     parameters = len(GPT(SMALL).parameters())
-    # For each of two optimizers: loss, norm, gradients, weights; one moment and two. A key's bias
-    # has no gradient, so its tensors are judged in two parts.
-    assert len({t for t in tensors if "zero by algebra" not in t}) == 4 + parameters * (2 + 2 + 3)
+    # For each of two optimizers: the outputs of the embedding and of a block, loss, norm, weights
+    # before and after, gradients; one moment and two. A key's bias has no gradient, so its tensors
+    # are judged in two parts.
+    assert len({t for t in tensors if "zero by algebra" not in t}) == 8 + parameters * (6 + 3)
 
 
 def test_a_task_names_its_optimizers() -> None:

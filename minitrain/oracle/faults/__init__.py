@@ -86,9 +86,9 @@ class Fault(NamedTuple):
 
 
 FAULTS: dict[str, Fault] = {
-    **{
-        name: Fault(seam, "data")
-        for name, seam in {
+    name: Fault(seam, module)
+    for module, seams in {
+        "data": {
             "mean-of-local-means": "total",
             "loss-not-divided": "total",
             "mean-of-micro-batches": "forward",
@@ -106,11 +106,8 @@ FAULTS: dict[str, Fault] = {
             "same-samples": "data_index",
             "empty-batch-steps": "step",
             "local-dropout": "window",
-        }.items()
-    },
-    **{
-        name: Fault(seam, "tensor")
-        for name, seam in {
+        },
+        "tensor": {
             "f-not-reduced": "f",
             "g-doubled": "g",
             "sp-gradient-sliced": "sp_f",
@@ -129,11 +126,8 @@ FAULTS: dict[str, Fault] = {
             "sp-positions-restart": "positions",
             "tp-local-heads": "own_heads",
             "shards-alike": "fill",
-        }.items()
-    },
-    **{
-        name: Fault(seam, "expert")
-        for name, seam in {
+        },
+        "expert": {
             "gate-of-a-rank": "everyone",
             "order-of-ranks": "everyone",
             "term-lost": "attach",
@@ -145,11 +139,8 @@ FAULTS: dict[str, Fault] = {
             "router-not-summed": "sums",
             "norm-of-own-experts": "counts",
             "bias-by-own-load": "count",
-        }.items()
-    },
-    **{
-        name: Fault(seam, "pipeline")
-        for name, seam in {
+        },
+        "pipeline": {
             "only-last-micro-batch": "begin_pass",
             "divided-on-every-stage": "give",
             "tied-not-summed": "plan",
@@ -163,11 +154,8 @@ FAULTS: dict[str, Fault] = {
             "reduced-too-early": "worker",
             "last-weights-forgotten": "turns",
             "sends-block": "give",
-        }.items()
-    },
-    **{
-        name: Fault(seam, "zero")
-        for name, seam in {
+        },
+        "zero": {
             "stale-gather": "kept",
             "gradient-sliced": "gather_vjp",
             "pieces-by-name": "rank_by_rank",
@@ -179,8 +167,9 @@ FAULTS: dict[str, Fault] = {
             "verdict-of-one-rank": "verdict",
             "decay-lost": "segments",
             "owner-not-broadcast": "publish",
-        }.items()
-    },
+        },
+    }.items()
+    for name, seam in seams.items()
 }
 
 

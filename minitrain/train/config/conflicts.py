@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from minitrain.train.config.sections import ModelSection, RunConfig
+    from minitrain.train.config.sections import MixtureSection, ModelSection, RunConfig
 
 
 def conflicts(config: RunConfig) -> Iterator[str]:
@@ -18,6 +19,7 @@ def conflicts(config: RunConfig) -> Iterator[str]:
             f"model.width = {model.width} is not a multiple of model.heads = {model.heads}; "
             f"use a width such as {below or model.heads}"
         )
+    yield from _mixture_conflicts(config.mixture)
     if model.family == "llama":
         yield from _llama_conflicts(model)
     elif model.kv_heads is not None:
@@ -34,6 +36,22 @@ def conflicts(config: RunConfig) -> Iterator[str]:
         yield (
             f"data.micro_batches = {data.micro_batches} is more than data.batch = {data.batch}, "
             f"so some would be empty; use at most {data.batch}"
+        )
+
+
+def _mixture_conflicts(mixture: MixtureSection) -> Iterator[str]:
+    if mixture.experts is None:
+        for field in fields(mixture):
+            value = getattr(mixture, field.name)
+            if value != field.default:
+                yield (
+                    f"mixture.{field.name} = {value}, but there are no experts; leave it out, or "
+                    "add some, such as --experts 8"
+                )
+    elif mixture.top_k > mixture.experts:
+        yield (
+            f"mixture.top_k = {mixture.top_k} is more than mixture.experts = {mixture.experts}; "
+            f"use at most {mixture.experts}"
         )
 
 

@@ -38,6 +38,9 @@ _ROPE_FIXED: dict[str, tuple[Any, ...]] = {
 }
 
 
+_NAMES: dict[type, str] = {GPTConfig: "gpt2 models", LlamaConfig: "llama models"}
+
+
 def config_from(theirs: dict[str, Any]) -> Config:
     """Our configuration of a model, from the content of its config.json.
 
@@ -62,7 +65,16 @@ def config_from(theirs: dict[str, Any]) -> Config:
 
 
 def config_to(config: Config, dtype: str) -> dict[str, Any]:
-    """The content of a config.json for a configuration of ours and the dtype of its weights."""
+    """The content of a config.json for a configuration of ours and the dtype of its weights.
+
+    Raises:
+        FamilyError: a mixture of experts, which neither of their families is.
+    """
+    if config.mixture is not None:
+        raise FamilyError(
+            f"Hugging Face's {_NAMES[type(config)]} are dense, and this model has a mixture of "
+            f"{config.mixture.experts} experts; only dense models can be converted"
+        )
     theirs = _gpt_to(config) if isinstance(config, GPTConfig) else _llama_to(config)
     # The older name of the same key is `torch_dtype`; each version takes the one it knows.
     return theirs | {"dtype": dtype, "torch_dtype": dtype, "tie_word_embeddings": config.tied}
