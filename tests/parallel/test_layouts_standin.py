@@ -1,4 +1,4 @@
-"""Sharding, pipelines, tensor and sequence parallelism on the stand-in for CuPy, as on NumPy."""
+"""Sharding, pipelines, tensor, sequence and expert parallelism on the stand-in, as on NumPy."""
 
 from __future__ import annotations
 
@@ -22,6 +22,11 @@ def test_training_with_shared_key_value_heads_and_recomputation() -> None:
 )
 def test_training_with_sharded_states(layout: str) -> None:
     check_layout("gpt", layout, standin)
+
+
+@pytest.mark.parametrize("layout", ["dp2", "dp2,ep2", "dp2,ep2,tp2,sp", "shard2,zero3,ep2"])
+def test_training_a_mixture_of_experts(layout: str) -> None:
+    check_layout("mixture", layout, standin)
 
 
 @pytest.mark.parametrize("layout", ["pp2,1f1b", "pp2,zb-v", "dp2,pp2,zb-h1"])
