@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
-import sys
+import random
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,17 +13,18 @@ import click
 from minitrain.comm.errors import LauncherError
 from minitrain.layout import Layout, LayoutError
 
+from . import faults
 from .arguments import given
 from .main import fault as fault_words
 from .output import complain, tell
 from .ranks import RankRequest, Ranks, read_ranks, request_options
+from .verdict import verdict_json, verdict_line
 
 if TYPE_CHECKING:
     from minitrain.comm.group import Group
     from minitrain.nn.config import Config
     from minitrain.oracle.reference import Trace
     from minitrain.oracle.task import Task
-    from minitrain.oracle.verify import Report
 
 DEFAULT = (
     *("dp1", "dp2", "dp3", "dp4", "tp2", "tp3,sp", "dp2,tp2,sp"),
@@ -63,7 +64,19 @@ EQUAL, DIFFERENT, USAGE, BROKEN = range(4)
     help="An expert takes so many times its even share. [all]",
 )
 @click.option("--seed", type=click.IntRange(0), default=0, help="Of weights, data, dropout. [0]")
+@click.option(
+    "--all", "every", type=click.IntRange(1, 64), metavar="N", help="Every layout of N ranks."
+)
+@click.option(
+    "--random",
+    "drawn",
+    type=click.IntRange(1),
+    metavar="N",
+    help="N layouts of up to 8 ranks, drawn by --seed.",
+)
 @click.option("--fault", type=given, metavar="NAME", help="Plant a known fault, to see it found.")
+@click.option("--all-faults", is_flag=True, help="Plant each known fault where it acts.")
+@click.option("--list-faults", is_flag=True, help="Tell each known fault's story, and end.")
 @click.option("--json", "as_json", is_flag=True, help="End with the results as one JSON value.")
 def verify(
     layouts: tuple[str, ...],
@@ -76,20 +89,31 @@ def verify(
     top_k: int | None,
     capacity: float | None,
     seed: int,
+    every: int | None,
+    drawn: int | None,
     fault: str | None,
+    all_faults: bool,
+    list_faults: bool,
     as_json: bool,
 ) -> int:
     """Hold layouts against the single-device run, in float64.
 
     Each LAYOUT (some small ones if none is given) trains a tiny model on awkward batches, with SGD
-    and with AdamW, dropout (of a GPT) and clipping on. Every loss, gradient, norm, weight and
-    moment of every rank must equal that of one device up to rounding.
+    and with AdamW, dropout (of a GPT) and clipping on. What each block makes, every loss, gradient,
+    norm, weight and moment of every rank must equal that of one device up to rounding. The first
+    tensor that does not is named, in the order of execution, and what the shape of its error says.
 
-    Exit status: 0 all equal, 1 a tensor differs, 2 usage, or a verdict that cannot be written to
-    stdout, 3 a hang or a crash.
+    Exit status: 0 all equal, 1 a tensor differs, 2 usage, a fault that acts on none of the layouts,
+    or a verdict that cannot be written to stdout, 3 a hang or a crash.
     """
+    if list_faults:
+        faults.list_faults(as_json)
+        return EQUAL
+    if all_faults:
+        return faults.plant_all(as_json)
     model = _model(family, experts, top_k, capacity)
-    chosen = _layouts((*layouts, *more), request, model)
+    texts = (*layouts, *more, *_drawn(every, drawn, seed, model))
+    chosen = _layouts(texts, request, model)
     xp = chosen[0].array_module()
     tasks = _tasks(chosen, model, steps, micro_batches, seed, fault)
     chosen[0].launch()
@@ -103,6 +127,11 @@ def verify(
         status = max(status, found)
     if as_json and chosen[0].first:
         tell(json.dumps({"ok": status == EQUAL, "rows": verdicts}))
+    if fault and status == EQUAL:
+        if chosen[0].first:
+            complain(f"minitrain: {fault} acts on none of these layouts; it does on "
+                     f"{faults.where(fault)}, see --list-faults")  # fmt: skip
+        return USAGE
     return status
 
 
@@ -116,6 +145,18 @@ def _model(family: str, experts: int | None, top_k: int | None, capacity: float 
         return FAMILIES[family]
     mixture = replace(NANO_MIXTURE, experts=experts, top_k=top_k or 2, capacity=capacity)
     return replace(FAMILIES[family], mixture=mixture)
+
+
+def _drawn(every: int | None, drawn: int | None, seed: int, model: Config) -> Iterator[str]:
+    """Layouts that nobody named: all of so many ranks, some of up to 8."""
+    if not every and not drawn:
+        return
+    from minitrain.parallel.legal import layouts
+
+    yield from map(str, layouts(every, model) if every else ())
+    if drawn:
+        known = [str(layout) for ranks in range(2, 9) for layout in layouts(ranks, model)]
+        yield from random.Random(seed).sample(known, min(drawn, len(known)))
 
 
 def _layouts(texts: tuple[str, ...], request: RankRequest, model: Config) -> list[Ranks]:
@@ -172,8 +213,8 @@ def _judge(
     except Exception as error:  # whatever it is: a crash is a verdict too
         return _broken(ranks, error), BROKEN
     if ranks.first:
-        tell(_line(report))
-    return _as_json(report), EQUAL if report.ok else DIFFERENT
+        tell(verdict_line(report))
+    return verdict_json(report), EQUAL if report.ok else DIFFERENT
 
 
 def _rank(group: Group, layout: Layout, task: Task, reference: dict[str, Trace], xp: Any) -> Any:
@@ -190,26 +231,3 @@ def _broken(ranks: Ranks, error: Exception) -> dict[str, Any]:
         tell(f"{ranks.layout}: BROKEN, {reason.splitlines()[0]}")
     rows = {"worst": None, "first_wrong": None}
     return {"layout": str(ranks.layout), "ok": False, **rows, "broken": reason}
-
-
-def _line(report: Report) -> str:
-    """The verdict on one layout."""
-    worst = report.worst
-    if report.ok:
-        gap = f"; smallest top-k gap {report.gap:.1e}" if math.isfinite(report.gap) else ""
-        return f"{report.layout}: equal ({len(report.rows)} tensors, largest error " \
-               f"{worst.error:.1e} of {worst.tensor}{gap})"  # fmt: skip
-    wrong = sum(not row.ok for row in report.rows)
-    return (
-        f"{report.layout}: DIFFERENT, {wrong} of {len(report.rows)} tensors; first: {report.first}"
-    )
-
-
-def _as_json(report: Report) -> dict[str, Any]:
-    rows = {"worst": report.worst, "first_wrong": report.first}
-    gap = report.gap if math.isfinite(report.gap) else None  # JSON has no infinity
-    return {"layout": report.layout, "ok": report.ok, "top_k_gap": gap} | {
-        name: row and {"tensor": row.tensor, "rank": row.rank, "bound": row.bound,
-                       "error": min(row.error, sys.float_info.max)}
-        for name, row in rows.items()
-    }  # fmt: skip

@@ -37,8 +37,7 @@ class Row:
         rank: the world rank that holds it.
         error: the largest |got - expected| ÷ scale of its elements.
         bound: what the error may be.
-        index: where the largest error is.
-        expected, got: the reference's and the rank's value there.
+        index: where the largest error is; expected, got: the values there.
         pair: of a wrong one, all that the rank has and what it should have; None if shapes differ.
     """
 
@@ -62,10 +61,8 @@ class Row:
         return self.error <= self.bound
 
     def __str__(self) -> str:
-        return (
-            f"{self.tensor} on rank {self.rank} at {list(self.index)}: {self.got!r} instead of "
-            f"{self.expected!r}, error {self.error:.1e} above {self.bound:.0e}"
-        )
+        where = f"{self.tensor} on rank {self.rank} at {list(self.index)}: {self.got!r} instead of"
+        return f"{where} {self.expected!r}, error {self.error:.1e} above {self.bound:.0e}"
 
 
 def compare(tensor: str, got: Array, expected: Array, scale: float, *, rank: int = 0,
@@ -87,9 +84,9 @@ def compare(tensor: str, got: Array, expected: Array, scale: float, *, rank: int
     at = np.unravel_index(int(difference.argmax()), difference.shape)
     error = float(difference[at]) / scale if scale else (np.inf if difference[at] else 0.0)
     error = error if np.isfinite(error) else np.inf  # a reference that is not finite proves nothing
-    index = tuple(int(i) for i in at)
     pair = None if error <= bound else (mine, reference)
-    return Row(tensor, rank, error, bound, index, float(reference[at]), float(mine[at]), pair)
+    return Row(tensor, rank, error, bound, tuple(map(int, at)), float(reference[at]),
+               float(mine[at]), pair)  # fmt: skip
 
 
 def compare_gradients(what: str, got: Mapping[str, Array], expected: Mapping[str, Array], *,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from minitrain.batch import Batch
 from minitrain.layout import Layout
@@ -21,7 +21,11 @@ NANO = GPTConfig(vocab=256, context=16, layers=4, heads=8, width=32, dropout=0.1
 NANO_LLAMA = LlamaConfig(vocab=256, context=16, layers=4, heads=8, kv_heads=2, width=32)
 # Some of all that a mixture can have, at rates that show; what experts drop is asked for.
 NANO_MIXTURE = MixtureConfig(balance=0.1, z_loss=0.01, bias_rate=0.01)
-FAMILIES: dict[str, Config] = {"gpt": NANO, "llama": NANO_LLAMA}
+FAMILIES: dict[str, Config] = {
+    "gpt": NANO,
+    "llama": NANO_LLAMA,
+    "mixture": replace(NANO, mixture=replace(NANO_MIXTURE, capacity=1.0)),
+}
 
 # AdamW divides an element's gradient by its own size plus ε, and so magnifies the rounding of small
 # ones. With the usual 1e-8 that alone reaches 2e-12 of a learning rate; with 1e-4, a little below
@@ -61,7 +65,7 @@ class Task:
     smoothing: float = 0.1
     z_loss: float = 0.01
     steps: int = 4
-    batch: int = 24
+    batch: int = 23
     micro_batches: int = 2
     lr: float = 1e-3
     clip: float | None = 0.5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -26,7 +27,7 @@ from minitrain.oracle.compare import (
     zero_by_algebra,
 )
 from minitrain.oracle.coverage import uncovered
-from minitrain.oracle.diagnosis import Diagnosis, Evidence, diagnose, probes
+from minitrain.oracle.diagnosis import Diagnosis, Evidence, Subject, diagnose, probes
 from minitrain.oracle.faults import planted
 from minitrain.oracle.outputs import Recorder, compare_outputs
 from minitrain.oracle.reference import Trace
@@ -44,12 +45,14 @@ class Report(NamedTuple):
         layout: what was held against the reference.
         rows: every comparison, in the order of execution, rank by rank.
         diagnosis: what is wrong with the first wrong tensor; None if all are right.
+        place: where its worst element is in the whole parameter; None if it is of none.
         gap: the smallest top-k gap that the reference met; see Trace.
     """
 
     layout: str
     rows: list[Row]
     diagnosis: Diagnosis | None = None
+    place: tuple[int, ...] | None = None
     gap: float = math.inf
 
     @property
@@ -61,6 +64,13 @@ class Report(NamedTuple):
     def first(self) -> Row | None:
         """The first tensor that is wrong; None if all are right."""
         return next((row for row in self.rows if not row.ok), None)
+
+    def wrong(self) -> dict[str, dict[str, int]]:
+        """How many tensors are wrong, by what they are and by rank."""
+        rows = [row for row in self.rows if not row.ok]
+        subjects = [Subject.read(row.name) for row in rows]
+        kinds = Counter(subject.kind if subject else "placement" for subject in subjects)
+        return {"by_kind": kinds, "by_rank": Counter(str(row.rank) for row in rows)}
 
     @property
     def worst(self) -> Row:
@@ -99,8 +109,11 @@ def concluded(
     rows: list[Row], layout: Layout, task: Task, reference: Mapping[str, Trace]
 ) -> Report:
     """The report on the rows of all ranks."""
-    diagnosis = diagnose(Evidence(rows, layout, task, reference))
-    return Report(str(layout), rows, diagnosis, min(trace.gap for trace in reference.values()))
+    evidence = Evidence(rows, layout, task, reference)
+    first = next((row for row in rows if not row.ok), None)
+    place = evidence.whole_index(first) if first else None
+    gap = min(trace.gap for trace in reference.values())
+    return Report(str(layout), rows, diagnose(evidence), place, gap)
 
 
 def verify_rank(

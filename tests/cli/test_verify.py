@@ -92,6 +92,58 @@ def test_a_fault_is_status_1_and_the_first_wrong_tensor_is_named(fault: str, ten
     assert " instead of " in line
 
 
+def test_json_tells_where_the_first_wrong_tensor_is_and_what_is_wrong() -> None:
+    result = invoke("tp2,dp2", "--fault", "g-doubled", "--steps", 1, "--json")
+    [row] = verdicts(result)["rows"]
+    first = row["first_wrong"]
+    assert first["tensor"] == "sgd step 1 gradient blocks.3.mlp.down.weight"
+    assert first["got"] == pytest.approx(2 * first["expected"])
+    assert len(row["global_index"]) == len(first["index"]) == 2
+    assert row["diagnosis"]["kind"] == "scaled"
+    assert "dp is 2 and tp is 2" in row["diagnosis"]["text"]
+    assert row["diagnosis"]["text"] in result.stdout.splitlines()[0]
+    assert sum(row["wrong"]["by_rank"].values()) == sum(row["wrong"]["by_kind"].values())
+    assert row["wrong"]["by_kind"]["gradient"] > row["wrong"]["by_kind"]["norm"] == 8
+
+
+def test_a_fault_that_acts_on_no_layout_is_status_2_and_says_where_it_does() -> None:
+    result = invoke("dp1", "dp2", "--fault", "kv-not-summed", "--steps", 1)
+    assert result.exit_code == 2
+    assert "kv-not-summed acts on none of these layouts; it does on tp3 --family llama" in (
+        result.stderr
+    )
+    assert invoke("tp3", "--family", "llama", "--fault", "kv-not-summed").exit_code == 1
+
+
+def test_the_list_of_faults_has_a_story_for_each() -> None:
+    rows = json.loads(invoke("--list-faults", "--json").stdout)
+    assert [row["fault"] for row in rows] == list(FAULTS)
+    assert all(len(row["story"]) > 20 for row in rows)
+    text = invoke("--list-faults").stdout
+    assert all(name in text for name in FAULTS)
+    assert "g-doubled  (tensor; acts on tp2)" in text
+
+
+@pytest.mark.deep
+def test_all_faults_are_found_where_the_list_says() -> None:
+    result = invoke("--all-faults", "--json")
+    assert result.exit_code == 0
+    rows = json.loads(result.stdout)["rows"]
+    assert len(rows) == len(FAULTS) - 1  # a verdict of one rank is of float16
+    assert all(row["found"] for row in rows)
+    named = [row for row in rows if (row["diagnosis"] or {}).get("kind") != "elsewhere"]
+    assert len(named) >= 0.9 * len(rows)
+
+
+def test_layouts_are_drawn_by_the_seed_and_all_of_a_number_are_there() -> None:
+    drawn = [
+        [row["layout"] for row in verdicts(invoke(*args, "--steps", 1, "--json"))["rows"]]
+        for args in (("--random", 2), ("--random", 2), ("--random", 2, "--seed", 1), ("--all", 1))
+    ]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert drawn[3] == ["dp1"]
+
+
 def test_an_infinite_error_is_a_number_in_json(monkeypatch: pytest.MonkeyPatch) -> None:
     step = Stepper.step
 

@@ -17,7 +17,7 @@ from minitrain.oracle.diagnosis.norms import diagnose_norm
 from minitrain.oracle.diagnosis.subject import Diagnosis, Evidence, Subject
 from minitrain.oracle.diagnosis.summands import diagnose_summands
 
-__all__ = ["Diagnosis", "Evidence", "diagnose", "probes"]
+__all__ = ["Diagnosis", "Evidence", "Subject", "diagnose", "probes"]
 
 
 def diagnose(evidence: Evidence) -> Diagnosis | None:

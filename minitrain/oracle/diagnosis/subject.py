@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -90,6 +90,18 @@ class Evidence:
         entry = self.table[subject.name]
         placement = entry.placement if "weight" in subject.kind else entry.stepped
         return placement.piece(entry.shape, self.layout.coordinates(rank))
+
+    def whole_index(self, row: Row) -> tuple[int, ...] | None:
+        """Where the worst element of a parameter's weight, gradient or moment is in the whole."""
+        subject = Subject.read(row.name)
+        piece = subject and self.piece(subject, row.rank)
+        if piece is None or not row.index:
+            return None
+        index: Sequence[Any] = row.index
+        if piece.flat is not None:
+            shape = tuple(span.stop - span.start for span in piece.spans)
+            index = np.unravel_index(piece.flat.start + row.index[0], shape)
+        return tuple(int(i) + span.start for i, span in zip(index, piece.spans, strict=True))
 
     def wholes(self, subject: Subject) -> Mapping[str, Array]:
         """What one device has of all weights or gradients of the same step, by name."""
