@@ -149,21 +149,16 @@ def _declared(
 
 def _cut(model: Any, table: Placements, mesh: Mesh) -> None:
     """Transform the model, strategy by strategy; each sees what the ones before it left."""
-    group = mesh["tp"]
-    own: Callable[[Any], Any] = partial(own_part, group=group)  # of the positions, under sp
-    if mesh.layout.tp > 1 and mesh.layout.sp:
-        sequence = SequenceRegions(group)
-        cut_tensors(model, table, group, sequence.enter, sequence.leave)
+    group, layout = mesh["tp"], mesh.layout
+    sequence = SequenceRegions(group)
+    enter = sequence.enter if layout.sp else lambda x: regions.copy(x, group)
+    leave = sequence.leave if layout.sp else lambda x: regions.reduce(x, group)
+    if layout.tp > 1:
+        cut_tensors(model, table, group, enter, leave)
+    if layout.tp > 1 and layout.sp:
         cut_sequence(model, group)
-    elif mesh.layout.tp > 1:
-        cut_tensors(
-            model,
-            table,
-            group,
-            enter=lambda x: regions.copy(x, group),
-            leave=lambda x: regions.reduce(x, group),
-        )
-    cut_experts(model, table, mesh, own if mesh.layout.sp else lambda positions: positions)
+    own = partial(own_part, group=group) if layout.sp else lambda positions: positions
+    cut_experts(model, table, mesh, enter, leave, own)
 
 
 def _bind(model: Any, mesh: Mesh, dtype: str, casts: bool) -> None:

@@ -41,7 +41,6 @@ class Part:
         step: the step it belongs to.
         micro_batch: its number in the step.
         total: what its losses are divided by: the tokens that count in the whole global batch.
-        tokens_in_all: of the whole global batch, whether they count or not.
     """
 
     tokens: Ints
@@ -51,12 +50,10 @@ class Part:
     step: int
     micro_batch: int
     total: int
-    tokens_in_all: int
 
-    def window(self, seed: int, training: bool, scale: float = 1.0) -> Window:
-        """What dropout, the loss and its terms inside the model need to know of it."""
-        count = self.tokens_in_all if self.total else 0
-        return Window(seed, self.step, self.places, self.positions, training, count, scale)
+    def window(self, seed: int, training: bool) -> Window:
+        """What dropout and the loss need to know of it."""
+        return Window(seed, self.step, self.places, self.positions, training)
 
 
 class Shares:
@@ -85,11 +82,9 @@ class Shares:
         positions = self.positions(batch.tokens.shape[1])
         labels = [part.labels[:, positions] for part in mine]
         valid = sum(int(np.count_nonzero(ids != IGNORE)) for ids in labels)
-        total, in_all = self.total(valid, batch, mine), batch.size * batch.tokens.shape[1]
+        total = self.total(valid, batch, mine)
         return [
-            Part(
-                part.tokens[:, positions], ids, part.places, positions, batch.step, m, total, in_all
-            )
+            Part(part.tokens[:, positions], ids, part.places, positions, batch.step, m, total)
             for m, (part, ids) in enumerate(zip(mine, labels, strict=True))
         ]
 

@@ -28,10 +28,11 @@ from minitrain.array import Array, from_host, namespace
 from minitrain.autograd.function import Function, Grads, Needs
 from minitrain.autograd.tensor import Tensor
 from minitrain.comm.group import Group
-from minitrain.nn import Experts, current, routers_of
+from minitrain.nn import Experts, Module, current, routers_of
 from minitrain.nn.gate import Everyone, Gate, Ints
 from minitrain.nn.mixture import MixtureConfig
 from minitrain.parallel.mesh import Mesh
+from minitrain.parallel.regions import Region
 from minitrain.parallel.table import Placements
 
 
@@ -146,20 +147,41 @@ class DispatchedExperts(Experts):
         return Return.apply(came, way=way)
 
 
-def cut_experts(model: Any, table: Placements, mesh: Mesh, own: Callable[[Array], Array]) -> None:
+class CutExperts(Module):
+    """Experts of which each tp rank has some features, behind the regions of tensor parallelism.
+
+    The router stands before them, so its gradient is whole. Gates enter too: each rank's features
+    give them a part of their gradient.
+    """
+
+    def __init__(self, experts: Experts, enter: Region, leave: Region):
+        self.experts, self.enter, self.leave = experts, enter, leave
+
+    def forward(self, x: Tensor, gates: Tensor, routing: Any) -> Tensor:
+        """See Experts."""
+        return self.leave(self.experts(self.enter(x), self.enter(gates), routing))
+
+
+def cut_experts(model: Any, table: Placements, mesh: Mesh, enter: Region, leave: Region,
+                own: Callable[[Array], Array]) -> None:  # fmt: skip
     """Let gates consider the tokens of all data ranks, and tokens travel to their experts.
 
     Args:
+        enter, leave: what a stream goes through before and after what is cut over tp.
         own: which of the window's positions a router sees: its rank's part under sp.
     """
     axes = ("dp", "shard", "cp", "tp") if mesh.layout.sp else ("dp", "shard", "cp")
     for router in routers_of(model).values():
         router.gate = GlobalGate(router.config, mesh[axes], own)
-    if mesh.layout.ep == 1:
-        return  # the layout does not ask for it
-    for path, module in list(model.modules()):
-        if isinstance(module, Experts):
-            entry = table[module.down.weight.name]
+    for path, experts in list(model.modules()):
+        if not isinstance(experts, Experts):
+            continue
+        whole: Module = experts
+        if mesh.layout.ep > 1:
+            entry = table[experts.down.weight.name]
             pieces = [entry.placement.piece(entry.shape, at) for at in mesh.expert_peers()]
             spans = [piece.spans[0] for piece in pieces if piece is not None]
-            model.replace(path, DispatchedExperts(module, mesh["ep"], spans))
+            whole = experts = DispatchedExperts(experts, mesh["ep"], spans)
+        if mesh.layout.tp > 1:
+            whole = CutExperts(experts, enter, leave)
+        model.replace(path, whole)

@@ -18,9 +18,6 @@ from minitrain.parallel.placement import FLAT, Place
 FOLDED = ("dp", "shard", "cp")
 """The axes that `ep` is folded onto, the last one first."""
 
-EXPERTS = ("Experts", "GatedExperts")
-"""Kinds of modules whose parameters have a row for each expert."""
-
 
 def folds_of(layout: Layout) -> dict[str, int]:
     """How many parts of each data axis experts are cut over: `ep` folded by common divisors, so

@@ -15,8 +15,8 @@ from typing import NamedTuple
 from minitrain.layout import Layout, LayoutError
 from minitrain.nn.config import Config
 from minitrain.nn.shapes import ModuleShape
-from minitrain.parallel.cuts import tensor_places
-from minitrain.parallel.folds import EXPERTS, expert_places, flat_place, folds_of
+from minitrain.parallel.cuts import EXPERTS, tensor_places
+from minitrain.parallel.folds import expert_places, flat_place, folds_of
 from minitrain.parallel.placement import Place, Placement, Shape
 from minitrain.parallel.stages import chunks_of, schedule_of
 

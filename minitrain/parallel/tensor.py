@@ -28,7 +28,7 @@ from typing import Any
 from minitrain.autograd import functional as F
 from minitrain.autograd.tensor import Tensor
 from minitrain.comm.group import Group
-from minitrain.nn import AttentionCore, Experts, Linear, Module
+from minitrain.nn import AttentionCore, Linear, Module
 from minitrain.parallel.cut_vocabulary import VocabularyCrossEntropy, VocabularyTable
 from minitrain.parallel.cuts import CUTS, Cut, kind_of
 from minitrain.parallel.regions import Region
@@ -62,19 +62,6 @@ class RowLinear(Module):
         return y if linear.bias is None else y + linear.bias
 
 
-class CutExperts(Module):
-    """Experts of which each rank has some features: what enters them, and their gates, and what
-    leaves them. The router stands before the region, so its gradient is whole: gates enter too, for
-    each rank's rows give them a part of theirs."""
-
-    def __init__(self, experts: Experts, enter: Region, leave: Region):
-        self.experts, self.enter, self.leave = experts, enter, leave
-
-    def forward(self, x: Tensor, gates: Tensor, routing: Any) -> Tensor:
-        """See Experts."""
-        return self.leave(self.experts(self.enter(x), self.enter(gates), routing))
-
-
 def own_heads(module: Module, cut: Cut, table: Placements, group: Group) -> None:
     """Tell the cores which of the model's heads they see, so that dropout draws their masks."""
     weight = getattr(module, cut.part).weight
@@ -94,9 +81,6 @@ def cut_tensors(model: Any, table: Placements, group: Group, enter: Region, leav
         leave: what its partial sums go through afterwards.
     """
     for path, module in list(model.modules()):
-        if isinstance(module, Experts):
-            model.replace(path, CutExperts(module, enter, leave))
-            continue
         cuts = CUTS.get(kind_of(type(module)) or "", ())
         for cut in cuts:
             at = f"{path}.{cut.part}".strip(".")

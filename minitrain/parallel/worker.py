@@ -7,6 +7,7 @@ through a chunk of the model are all there is, in the order that the schedule te
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,7 +53,7 @@ class Worker:
 
     Attributes:
         turns: what this rank does in a step, in order.
-        scale: what the loss of this step is multiplied by for the backward.
+        tokens, scale: of this step, see `run`.
         waiting: by micro-batch and chunk, what its backward needs: what came in and what was made
             of it, or the rest of a backward in two parts.
     """
@@ -62,17 +63,18 @@ class Worker:
         self.module, self.reducer, self.seed = module, reducer, seed
         self.chunks = [[module.link(link) for link in chunk] for chunk in chunks]
         self.boundaries, self.turns = Boundaries(pp), turns_of(schedule, pp.rank)
-        self.scale = 1.0
+        self.tokens, self.scale = 0, 1.0
         self.last = schedule.micro_batches - 1  # each chunk adds to gradients in their order
         self.waiting: dict[tuple[int, int], Any] = {}
 
-    def run(self, parts: list[Part], scale: float) -> float:
+    def run(self, parts: list[Part], tokens: int, scale: float) -> float:
         """Forward and backward of all parts: this rank's share of the loss; gradients are sums.
 
         Args:
+            tokens: of the whole batch, for terms of the loss inside the model; see Window.
             scale: what the loss is multiplied by for the backward.
         """
-        value, self.scale = 0.0, scale
+        value, self.tokens, self.scale = 0.0, tokens, scale
         self.reducer.begin()
         for turn in self.turns:
             if turn.kind == FORWARD:
@@ -106,7 +108,9 @@ class Worker:
         if turn.take is not None:
             entry = Tensor(self.boundaries.take(turn.take), requires_grad=training)
         x: Any = part.tokens if entry is None else entry
-        with window(part.window(self.seed, training, self.scale)):
+        with window(
+            replace(part.window(self.seed, training), tokens=self.tokens, scale=self.scale)
+        ):
             for link in self.chunks[turn.chunk]:
                 x = link(x, part.positions)
             if turn.give is None:
@@ -210,7 +214,8 @@ class ParallelModel:
         parts = self.shares.of(batch)
         for router in self.routers.values():
             router.begin()
-        loss = self.worker.run(parts, scale)
+        tokens = batch.size * batch.tokens.shape[1] if parts[0].total else 0
+        loss = self.worker.run(parts, tokens, scale)
         if scale != 1:
             self.stepped.scale(1 / scale)
         return Loss(self._sum(loss), parts[0].total)

@@ -62,7 +62,7 @@ SEAMS = {
     # Mixtures of experts.
     "everyone": "minitrain.parallel.expert:GlobalGate.everyone",
     "dispatch_vjp": "minitrain.parallel.expert:Dispatch.vjp",
-    "cut_experts": "minitrain.parallel.tensor:CutExperts.forward",
+    "cut_experts": "minitrain.parallel.expert:CutExperts.forward",
     "attach": "minitrain.nn.router:attach",
     "each": "minitrain.nn.router:Router._each",
     "count": "minitrain.nn.router:Router._count",

@@ -189,8 +189,8 @@ def empty_batch_steps(step: Any) -> Any:
 def local_dropout(window: Any) -> Any:
     """Dropout masks by the sample's place on the rank instead of in the global batch."""
 
-    def planted(part: Part, *rest: Any) -> Window:
-        view: Window = window(part, *rest)
-        return replace(view, samples=np.arange(len(part.places)))
+    def planted(part: Part, seed: int, training: bool) -> Window:
+        places = np.arange(len(part.places))
+        return Window(seed, part.step, places, part.positions, training)
 
     return planted

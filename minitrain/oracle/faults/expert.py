@@ -15,13 +15,12 @@ from minitrain.autograd.tensor import Tensor
 from minitrain.nn.gate import Everyone, Gate, Ints, Verdict
 from minitrain.nn.module import current
 from minitrain.nn.router import Router
-from minitrain.parallel.expert import Dispatch, GlobalGate, places_of
+from minitrain.parallel.expert import CutExperts, Dispatch, GlobalGate, places_of
 from minitrain.parallel.mesh import Mesh
 from minitrain.parallel.norm import Norm
 from minitrain.parallel.plan import Plan
 from minitrain.parallel.reduce import Bucket
 from minitrain.parallel.table import DATA_AXES, Entry
-from minitrain.parallel.tensor import CutExperts
 
 
 def gate_of_a_rank(everyone: Any) -> Any:
