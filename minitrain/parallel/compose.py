@@ -15,7 +15,8 @@ import numpy as np
 
 from minitrain.autograd.tensor import Tensor
 from minitrain.errors import UserError
-from minitrain.nn.config import GPTConfig, LlamaConfig
+from minitrain.layout import Layout, LayoutError
+from minitrain.nn.config import Config, GPTConfig, LlamaConfig
 from minitrain.nn.families import declare
 from minitrain.nn.module import Parameter
 from minitrain.parallel import regions
@@ -86,6 +87,7 @@ def parallelize(
     _check_settings(dtype, micro_batches, bucket, recompute)
     weights = weights_digest(model) if mesh.world.size > 1 else ""
     model, table, chunks = _declared(model, mesh, micro_batches, stages, frozen)
+    _check_biases(model.config, mesh.layout, dtype)
     check_alike(mesh.world, layouts=str(mesh.layout), models=model.config, settings=settings,
                 seeds=seed, weights=weights)  # fmt: skip
     parameters: dict[str, Parameter] = model.parameters()  # before modules are replaced
@@ -116,6 +118,16 @@ def _check_settings(dtype: str, micro_batches: int, bucket: int, recompute: str)
     for name, count in (("micro_batches", micro_batches), ("bucket", bucket)):
         if not isinstance(count, int) or count < 1:
             raise UserError(f"{name} must be a whole number of at least 1, got {count!r}")
+
+
+def _check_biases(config: Config, layout: Layout, dtype: str) -> None:
+    """Refuse to keep a router's bias, which moves in small steps, in 16 bits."""
+    biased = config.mixture is not None and config.mixture.bias_rate > 0
+    if biased and layout.zero in (1, 2) and dtype in ("float16", "bfloat16"):
+        raise LayoutError(
+            f"layout {layout} keeps what no gradient steps in {dtype}, which is too coarse for the "
+            "biases of routers; take zero3, or float32, or leave --router-bias-rate out"
+        )
 
 
 def _declared(

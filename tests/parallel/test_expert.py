@@ -128,6 +128,49 @@ def test_any_mixture_on_any_layout(case: tuple[Task, Layout]) -> None:
     assert [str(row) for rows in ranks for row in rows if not row.ok] == []
 
 
+# Loss scales and halves.
+
+
+def scaled(group: Group, layout: str, config: Config, scale: float, dtype: str) -> Any:
+    model = parallelize(config, Mesh(group, Layout.parse(layout)), dtype=dtype)
+    loss = model.forward_backward(batch_of(4), scale).value
+    where = {name: indices(p.declared, p.placement, model.mesh.coordinates)
+             for name, p in model.parameters.items()}  # fmt: skip
+    return loss, {name: g.copy() for name, g in model.gradients().items()}, where
+
+
+@pytest.mark.parametrize("layout", ["dp2,ep2", "tp3,sp"])
+def test_terms_of_the_loss_are_scaled_as_the_loss_is(layout: str) -> None:
+    size = Layout.parse(layout).size
+    one, many = (run_ranks(size, scaled, layout, gpt(), s, "float64") for s in (1.0, 1024.0))
+    for (_, grads, _), (_, more, _) in zip(one, many, strict=True):
+        for name, grad in grads.items():
+            np.testing.assert_array_equal(grad, more[name])
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [("float16", 0.02), ("bfloat16", 0.1)])
+@pytest.mark.parametrize("layout", ["dp2,ep2", "shard4,zero3,ep2", "dp2,ep2,tp2,sp"])
+def test_mixed_precision_differs_by_its_own_rounding(layout: str, dtype: str, bound: float) -> None:
+    """Every token takes all experts, so that no rounding can choose."""
+    config = replace(gpt(experts=4, top_k=4, capacity=None), heads=2, dropout=0.0)
+    ((loss, whole, _),) = run_ranks(1, scaled, "dp1", config, 1.0, "float64")
+    for mine, grads, where in run_ranks(4 if layout != "dp2,ep2" else 2, scaled, layout, config,
+                                        64.0, dtype):  # fmt: skip
+        assert mine == pytest.approx(loss, rel=bound)
+        for name, grad in grads.items():
+            size = np.abs(whole[name]).max()
+            error = np.abs(grad - whole[name].reshape(-1)[where[name]].reshape(grad.shape))
+            assert error.max(initial=0.0) < bound * max(size, 1e-2), name
+
+
+def test_biases_in_halves_are_refused() -> None:
+    def rank(group: Group) -> None:
+        with pytest.raises(LayoutError, match="too coarse for the biases of routers"):
+            parallelize(gpt(), Mesh(group, Layout.parse("shard2,zero2,ep2")), dtype="bfloat16")
+
+    run_ranks(2, rank, synchronous=True)
+
+
 # One expert that gets all, experts and ranks that get nothing.
 
 

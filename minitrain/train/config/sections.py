@@ -45,7 +45,11 @@ class ModelSection:
 
 @dataclass(frozen=True)
 class MixtureSection:
-    """Experts in place of MLPs, of which each token meets a few; see nn.MixtureConfig."""
+    """Experts in place of MLPs, of which each token meets a few; see nn.MixtureConfig.
+
+    What is added to the loss for balance is trained on, but is no part of a step's `loss`: a
+    record has `router_balance`, which is 1 where experts are chosen alike.
+    """
 
     experts: Size | None = _option(None, "experts of a block, in place of its MLP; none: an MLP")
     top_k: Size = _option(2, "experts that each token chooses")
