@@ -20,12 +20,13 @@ FOLDER = Path(__file__).parents[1] / "examples"
 EXAMPLES = sorted(path.name for path in FOLDER.glob("*.py"))
 
 
-ARGUMENTS = {"mixture.py": ["--steps", "5"]}
+# What takes minutes runs on fewer ranks here, and whole in a deep test, or for a few steps.
+ARGUMENTS = {"yuan_layout.py": ["dp2,pp4,tp2"], "mixture.py": ["--steps", "5"]}
 
 
-def output(name: str, cwd: Path) -> str:
-    command = [sys.executable, str(FOLDER / name), *ARGUMENTS.get(name, [])]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60)
+def output(name: str, cwd: Path, *args: str, timeout: float = 60) -> str:
+    command = [sys.executable, str(FOLDER / name), *(args or ARGUMENTS.get(name, []))]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=timeout)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     return done.stdout
@@ -35,6 +36,22 @@ def output(name: str, cwd: Path) -> str:
 def test_an_example_runs_and_prints(name: str, tmp_path: Path) -> None:
     assert len(output(name, tmp_path).splitlines()) >= 3
     assert list(tmp_path.iterdir()) == []
+
+
+def check_yuan(text: str) -> None:
+    assert float(text.split()[-1]) < 1e-12
+
+
+def test_a_small_layout_of_76_layers_equals_one_device(tmp_path: Path) -> None:
+    check_yuan(output("yuan_layout.py", tmp_path))
+
+
+@pytest.mark.deep
+def test_yuans_layout_equals_one_device_on_2128_ranks(tmp_path: Path) -> None:
+    text = output("yuan_layout.py", tmp_path, "dp7,pp38,tp8", timeout=1200)
+    check_yuan(text)
+    assert "2128 ranks" in text
+    assert float(re.findall(r"([\d.]+) GiB", text)[0]) < 1.5
 
 
 def test_data_parallelism_gives_the_same_losses_and_sends_what_the_formula_says(

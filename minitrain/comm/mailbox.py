@@ -18,12 +18,16 @@ from minitrain.comm.errors import DeadlockError, RankFailedError
 from minitrain.comm.operation import Peers, call_site
 from minitrain.comm.reduction import Combine
 from minitrain.comm.transport import shape_of
+from minitrain.machine import cores
 
 if TYPE_CHECKING:
     from minitrain.comm.threads import ThreadTransport
 
 RUNNABLE = 64
 """More threads than this that all want to run spend their time fighting for the interpreter."""
+
+MANY = 512
+"""More ranks than this run a few at a time: the memory of what they compute counts then, too."""
 
 _SHOWN = 32
 """Rows of a table that are shown before the rest is counted."""
@@ -74,7 +78,24 @@ class World:
         self.live, self.asleep = size, 0
         self.ended = threading.Event()
         self.failure: BaseException | None = None
-        self.slots = threading.Semaphore(RUNNABLE)
+        self.slots = RUNNABLE if size <= MANY else 2 * cores()  # that no rank has
+        self.ready: deque[ThreadTransport] = deque()  # ranks that could run, had they a slot
+
+    def run(self, rank: ThreadTransport) -> None:
+        """A rank can go on: with a slot at once, or with one that another rank gives back. So it is
+        woken once, with the slot in hand; the caller holds the lock."""
+        if self.slots:
+            self.slots -= 1
+            rank.gate.release()
+        else:
+            self.ready.append(rank)
+
+    def pause(self) -> None:
+        """A running rank gives its slot back; the caller holds the lock."""
+        if self.ready:
+            self.ready.popleft().gate.release()
+        else:
+            self.slots += 1
 
     def fail(self, failure: BaseException) -> None:
         """The first failure ends the world: every sleeping rank wakes, and none sleeps again."""
@@ -88,6 +109,7 @@ class World:
     def leave(self) -> None:
         """A rank has returned; those that wait may now wait for nobody."""
         with self.lock:
+            self.pause()
             self.live -= 1
             if self.live == self.asleep:
                 self.decide()

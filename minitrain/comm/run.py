@@ -63,20 +63,22 @@ def _be(rank: int, world: World, results: list[Any], fn: Callable[..., Any],
     """Be a rank of a world: what its thread does."""
     transport = world.ranks[rank]
     transport.thread = threading.get_ident()
-    with world.slots:
-        try:
-            results[rank] = fn(Group(transport, tuple(range(world.size))), *args)
-        except SystemExit as leave:
-            if leave.code:
-                world.fail(leave)
-            else:  # it has left, as if it had returned: who waits for it now waits for ever
-                results[rank] = leave
-        except BaseException as failure:
-            if not isinstance(failure, RankFailedError):
-                failure.add_note(f"raised by rank {rank}")
-            world.fail(failure)
-        finally:
-            world.leave()
+    with world.lock:
+        world.run(transport)
+    transport.gate.acquire()
+    try:
+        results[rank] = fn(Group(transport, tuple(range(world.size))), *args)
+    except SystemExit as leave:
+        if leave.code:
+            world.fail(leave)
+        else:  # it has left, as if it had returned: who waits for it now waits for ever
+            results[rank] = leave
+    except BaseException as failure:
+        if not isinstance(failure, RankFailedError):
+            failure.add_note(f"raised by rank {rank}")
+        world.fail(failure)
+    finally:
+        world.leave()
 
 
 def _run(world: World, threads: list[threading.Thread]) -> None:

@@ -44,8 +44,8 @@ class ThreadTransport(Transport):
         self.thread = 0  # the identity of the thread, by which a report finds its frames
         self.awaited: Sequence[Sequence[Message]] = ()  # not empty: this rank is asleep
         self._found: list[tuple[Message, Message]] = []  # what it is to copy when it wakes
-        self._gate = threading.Lock()  # held while awake; a sleeper waits for its release
-        self._gate.acquire()
+        self.gate = threading.Lock()  # released for a rank that waits, once it can run
+        self.gate.acquire()
 
     def begin(self, channel: int, peers: Peers) -> Tag:
         """See `Transport.begin`: the first member leaves its call; who calls another one gets a
@@ -149,7 +149,7 @@ class ThreadTransport(Transport):
         """End this rank's sleep; the caller holds the lock."""
         self.awaited = ()
         self.world.asleep -= 1
-        self._gate.release()
+        self.world.run(self)
 
     def wait(self, pending: Sequence[Sequence[Request]]) -> None:
         """See `Transport.wait`. Raises DeadlockError or RankFailedError."""
@@ -163,9 +163,8 @@ class ThreadTransport(Transport):
             world.asleep += 1
             if world.asleep == world.live:
                 world.decide()
-        world.slots.release()
-        self._gate.acquire()
-        world.slots.acquire()
+            world.pause()
+        self.gate.acquire()
         if world.failure is not None:
             world.check()
         while self._found:

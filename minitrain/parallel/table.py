@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
@@ -69,6 +70,13 @@ def placements(
     Raises:
         LayoutError: stages that do not fit; UserError: a pattern that fits no name.
     """
+    return dict(_cached(config, layout, None if stages is None else tuple(stages), tuple(frozen)))
+
+
+@lru_cache(maxsize=8)  # thousands of ranks in one process ask for the same
+def _cached(
+    config: Config, layout: Layout, stages: tuple[int, ...] | None, frozen: tuple[str, ...]
+) -> Placements:
     return table_of(config.modules(), config, layout, stages=stages, frozen=frozen)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from minitrain.comm import CommError, DeadlockError, Group, MismatchError, run_ranks
+from minitrain.machine import cores
 
 
 def test_results_come_in_the_order_of_the_ranks() -> None:
@@ -202,3 +204,44 @@ def test_as_many_nodes_as_ranks() -> None:
         run_ranks(2, lambda group: None, nodes=[0])
     with pytest.raises(ValueError, match="at least 1 rank, not 0"):
         run_ranks(0, lambda group: None)
+
+
+def test_more_ranks_than_run_slots_end_and_at_most_so_many_run_at_a_time() -> None:
+    """600 ranks pass a token round; slots are handed on by whoever comes to wait."""
+    running, most, lock = 0, 0, threading.Lock()
+
+    def program(group: Group) -> int:
+        nonlocal running, most
+        total = np.zeros(1)
+        for _ in range(2):
+            with lock:
+                running += 1
+                most = max(most, running)
+            total = total + group.rank
+            with lock:
+                running -= 1
+            group.barrier()
+        return int(group.all_reduce(total)[0])
+
+    assert run_ranks(600, program) == [2 * sum(range(600))] * 600
+    assert most <= 2 * cores()
+
+
+def test_a_failure_among_ranks_that_wait_for_a_slot_ends_all() -> None:
+    def program(group: Group) -> None:
+        if group.rank == 599:
+            raise ZeroDivisionError
+        group.barrier()
+
+    with pytest.raises(ZeroDivisionError):
+        run_ranks(600, program)
+
+
+def test_a_gathering_of_many_ranks_is_no_ring() -> None:
+    def program(group: Group) -> tuple[int, int]:
+        with group.ledger() as ledger:
+            got = group.all_gather(np.array([group.rank]), sizes=[1] * group.size)
+        assert got.tolist() == list(range(group.size))
+        return ledger.messages(), ledger.bytes()
+
+    assert run_ranks(100, program) == [(7, 99 * 8)] * 100  # ⌈log₂ 100⌉, and the fewest bytes

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 SMALL = 1024
 """Bytes up to which only the number of steps counts: scalars, norms, verdicts."""
 
+MANY = 64
+"""Ranks above which a ring's n² messages cost more than copying what comes in."""
+
 _NEVER = 1 << 62
 
 _COMMON = {
@@ -90,6 +93,8 @@ def choose(operation: str, named: str | None, nbytes: int, group: Group,
         return "hierarchical"
     if operation == "all_reduce" and size <= 2:
         operation = "all_reduce of at most two"  # for which doubling, too, sends the fewest bytes
+    if operation == "all_gather" and size > MANY and nbytes <= size * SMALL:
+        return "bruck"
     for limit, name in TABLE[group.transport.kind][operation]:
         if nbytes <= limit:
             # Halving sends more than the fewest bytes if the size is no power of two.

@@ -19,6 +19,8 @@ Coordinates = dict[str, int]
 def diagnose_norm(evidence: Evidence, row: Row, subject: Subject) -> Diagnosis | None:
     """Of the norm that a rank has."""
     layout = evidence.layout
+    if not evidence.table:
+        return None
     assert subject.step is not None
     gradients = evidence.reference[subject.optimizer].gradients[subject.step - 1]
     at = layout.coordinates(row.rank)

@@ -79,8 +79,10 @@ class Evidence:
 
     @cached_property
     def table(self) -> Placements:
-        """Where parameters live."""
+        """Where parameters live; nothing where a strategy of one's own has changed it."""
         task = self.task
+        if task.strategies:
+            return {}
         return placements(task.model, self.layout, stages=task.stages, frozen=task.frozen)
 
     def piece(self, subject: Subject, rank: int) -> Piece | None:

@@ -19,6 +19,8 @@ from minitrain.oracle.reference import forward
 
 def diagnose_summands(evidence: Evidence, name: str, subject: Subject) -> Diagnosis | None:
     """Of a wrong gradient of the first step; None if it is no combination of the summands."""
+    if subject.name not in evidence.table:
+        return None
     summands, valid = _summands(evidence, subject.name)
     layout, entry = evidence.layout, evidence.table[subject.name]
     found: dict[int, Array] = {}
