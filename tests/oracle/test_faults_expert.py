@@ -25,16 +25,16 @@ BLOCK = "sgd step 1 output blocks.0"
 # Fault → layouts on which it shows, what it is first seen in, its diagnosis.
 SEEN: dict[str, tuple[tuple[str, ...], str, str]] = {
     "gate-of-a-rank": (("dp2", "dp2,ep2"), BLOCK, "own-gate"),
-    "order-of-ranks": (("tp2,sp", "dp2,ep2,tp2,sp"), BLOCK, "elsewhere"),
-    "term-lost": (("dp1", "dp2,ep2"), ROUTER, "elsewhere"),
-    "term-of-a-rank": (("dp2", "tp2,sp"), ROUTER, "elsewhere"),
-    "gates-not-entered": (("tp2",), ROUTER, "elsewhere"),
+    "order-of-ranks": (("tp2,sp",), BLOCK, "gate-order"),
+    "term-lost": (("dp1", "dp2,ep2"), ROUTER, "terms"),
+    "term-of-a-rank": (("dp2", "tp2,sp"), ROUTER, "terms"),
+    "gates-not-entered": (("tp2",), ROUTER, "not-summed"),
     "rows-not-returned": (
         ("dp2,ep2", "shard4,zero1,ep2"),
         "sgd step 1 gradient blocks.1.mlp_norm.bias",
         "elsewhere",
     ),
-    "experts-on-the-dense-group": (("dp2,ep2", "dp4,ep2"), DOWN, "elsewhere"),
+    "experts-on-the-dense-group": (("dp2,ep2", "dp4,ep2"), DOWN, "other-experts"),
     "experts-averaged": (("dp2,ep2", "shard4,zero1,ep2"), DOWN, "scaled"),
     "router-not-summed": (("tp2,sp",), ROUTER, "not-summed"),
     "norm-of-own-experts": (("dp2,ep2", "dp2,ep2,tp2"), "sgd step 1 norm", "norm-of-part"),
