@@ -105,7 +105,7 @@ def table_of(
             untrained |= {name} if part in module.untrained else set()
             if part in cuts:
                 places[name] = cuts[part]  # a shared one is cut once
-    _check_patterns(frozen, shapes)
+    _check_patterns(frozen, [name for name in shapes if name not in untrained])
     folds = {name: folds_of(layout)["shard"] if name in experts else 1 for name in shapes}
     owned = _owned(shapes, on, folds, layout) if layout.owner else {}
     return {

@@ -87,6 +87,11 @@ def test_frozen_routers_and_frozen_experts() -> None:
         equal(gpt(), "dp2,ep2", frozen=(frozen,))
 
 
+def test_to_freeze_all_but_what_no_gradient_steps_is_refused() -> None:
+    with pytest.raises(LayoutError, match="freezes every parameter"):
+        equal(gpt(), "dp2", frozen=("*.weight", "*norm.bias", "*.attention.*"))
+
+
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[Task, Layout]:
     """Any mixture, on at most 8 ranks of which ep divides the data ranks; some without a token."""
