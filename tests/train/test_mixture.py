@@ -111,9 +111,11 @@ def test_operations_count_the_experts_that_a_token_meets() -> None:
      "shard4,owner,ep2", "dp2,shard2,zero3,ep4", "pp2,dp2,ep2"],
 )  # fmt: skip
 def test_bytes_of_states_are_as_computed(layout: str, dtype: str) -> None:
-    """Five experts on two or four ranks: pieces differ, and the formula knows each."""
+    """Five experts on two or four ranks: pieces differ, and the formula knows each. (Of halves
+    some layouts refuse a router's bias.)"""
+    rate = 0.1 if dtype == "float64" else 0.0
     config = GPTConfig(vocab=11, context=5, layers=2, heads=2, width=12, hidden=7,
-                       mixture=MixtureConfig(5, 2, bias_rate=0.1))  # fmt: skip
+                       mixture=MixtureConfig(5, 2, bias_rate=rate))  # fmt: skip
     shape = Layout.parse(layout)
 
     def rank(group: Group) -> Any:
