@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 import numpy as np
@@ -23,11 +23,14 @@ from minitrain.layout import Layout
 from minitrain.nn import GPTConfig, Module, Parameter
 from minitrain.nn.families import declare
 from minitrain.nn.module import constant
-from minitrain.parallel import Mesh, ParallelModel, parallelize
+from minitrain.parallel import Mesh, parallelize
 from minitrain.parallel.stages import schedule_of
 from minitrain.schedules import Times
 from minitrain.schedules.build import HAND_MADE
 from minitrain.schedules.simulate import simulate
+from minitrain.train import summary
+from minitrain.train.timeline import Trace
+from minitrain.train.trace import Recorder, gathered
 
 TIMES = (0.012, 0.012, 0.012)
 """Seconds of a rank's forward, and of its backward for inputs and for weights."""
@@ -81,69 +84,22 @@ class TimedModel(Module):
         return [self.embedding, *self.blocks, self.head][number]
 
 
-class Clock:
-    """When a rank's work of a step begins and ends, and how long it waits in between."""
-
-    def __init__(self, model: ParallelModel):
-        reducer, boundaries = model.reducer, model.worker.boundaries
-        begin, finish, take = reducer.begin, reducer.finish, boundaries.take
-
-        def timed_take(transfer: Any) -> Array:
-            asked = time.perf_counter()
-            came = take(transfer)
-            now = time.perf_counter()
-            if self.start is None:  # the first work of a later stage begins when something comes
-                self.start = now
-            else:
-                self.waited += now - asked
-            return came
-
-        def timed_begin() -> None:
-            self.start, self.waited = None, 0.0
-            if model.worker.turns[0].take is None:
-                self.start = time.perf_counter()
-            begin()
-
-        def timed_finish() -> None:
-            assert self.start is not None
-            self.span = time.perf_counter() - self.start
-            finish()
-
-        self.start: float | None = None
-        self.waited = self.span = 0.0
-        for owner, name, function in (
-            (reducer, "begin", timed_begin),
-            (reducer, "finish", timed_finish),
-            (boundaries, "take", timed_take),
-        ):
-            setattr(owner, name, function)
-
-
-class Measured(NamedTuple):
-    """The share of a step that ranks wait, and how long each computes."""
-
-    bubble: float
-    busy: list[float]
-
-
-def measure(layout: Layout, micro_batches: int, made: Callable[[], Any], batch: Batch) -> Measured:
+def measure(layout: Layout, micro_batches: int, made: Callable[[], Any], batch: Batch) -> Trace:
     """Of some steps the fastest."""
     stages = (1,) * (layout.pp * layout.chunks) if made is not real else None
 
-    def rank(group: Group) -> list[tuple[float, float]]:
+    def rank(group: Group) -> dict[str, Any] | None:
         mesh = Mesh(group, layout)
         model = parallelize(made(), mesh, micro_batches=micro_batches, stages=stages)
-        clock, found = Clock(model), []
-        for _ in range(STEPS):
+        recorder = Recorder(group, model)
+        for step in range(STEPS):
             group.barrier()
-            model.forward_backward(batch)
-            found.append((clock.span, clock.waited))
-        return found
+            with recorder.step(step):
+                model.forward_backward(batch)
+        return gathered(recorder, layout)
 
-    steps = zip(*run_ranks(layout.size, rank, blas=1), strict=True)
-    fastest = min(steps, key=lambda step: max(span for span, _ in step))
-    cost, busy = max(span for span, _ in fastest), [span - waited for span, waited in fastest]
-    return Measured(1 - sum(busy) / (cost * len(busy)), busy)
+    trace = Trace.of(run_ranks(layout.size, rank, blas=1)[0] or {})
+    return min(map(trace.of_step, range(STEPS)), key=summary.step_seconds)
 
 
 def real() -> Any:
@@ -162,16 +118,15 @@ def timed_case(name: str, stages: int, micro_batches: int) -> tuple[float, float
     layout = Layout(pp=stages, schedule=name)
     found = measure(layout, micro_batches, lambda: TimedModel(layout), batch_of(1, micro_batches))
     schedule = schedule_of(layout, micro_batches)
-    return found.bubble, simulate(schedule, Times.uniform(schedule.route, *TIMES)).bubble
+    simulated = simulate(schedule, Times.uniform(schedule.route, *TIMES)).bubble
+    return summary.bubble(found), simulated
 
 
 def real_case(name: str, micro_batches: int) -> tuple[float, float]:
-    """Of two stages that work: each third of what a rank computes is F, I and W."""
+    """Of two stages that work, simulated with the times of their F, B, I and W."""
     layout = Layout(pp=2, schedule=name)
     found = measure(layout, micro_batches, real, batch_of(REAL.context, micro_batches))
-    each = tuple(busy / micro_batches / 3 for busy in found.busy)
-    times = Times(each, each, each)
-    return found.bubble, simulate(schedule_of(layout, micro_batches), times).bubble
+    return summary.bubble(found), summary.ideal_bubble(found)
 
 
 @click.command()

@@ -22,12 +22,14 @@ def convert(source: str, target: str, as_json: bool) -> int:
 
     SOURCE is a folder with a config.json and safetensors of a GPT-2 or a Llama, and TARGET the run
     folder to make, which `minitrain generate TARGET` takes; or SOURCE is a run or a checkpoint, and
-    TARGET the folder to make in Hugging Face's layout.
+    TARGET the folder to make in Hugging Face's layout. What only that layout has, such as the ids
+    that end a text and a chat template, is kept and goes back as it was.
     """
     check_here()
     from minitrain.nn.config import to_values
     from minitrain.train.checkpoint.weights import load_model, save_model
     from minitrain.train.huggingface import pretrained
+    from minitrain.train.huggingface.origin import FILE, Origin
     from minitrain.train.sample import find
 
     old, new = Path(source), Path(target)
@@ -35,10 +37,12 @@ def convert(source: str, target: str, as_json: bool) -> int:
         if os.path.exists(old / "config.json"):
             model, tokenizer = pretrained.read(old)
             with pretrained.whole(new) as part:
-                save_model(model, tokenizer, part / "checkpoints")
+                kept = {FILE: pretrained.read_origin(old).text()}
+                save_model(model, tokenizer, part / "checkpoints", kept)
         else:
-            model, tokenizer = load_model(find(old))
-            pretrained.write(new, model, tokenizer)
+            path = find(old)
+            model, tokenizer = load_model(path)
+            pretrained.write(new, model, tokenizer, Origin.load(path))
     arrays = [p.array for p in model.parameters().values()]
     found = {
         "target": target,

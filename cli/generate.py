@@ -22,15 +22,18 @@ from .ranks import device_option
     "--run-dir", type=given, metavar="DIR", help="Take this run's newest checkpoint. [newest run]"
 )
 @click.option("--prompt", default="", metavar="TEXT", help="What the text goes on from. [nothing]")
-@click.option("--tokens", type=click.IntRange(1), default=200, help="How many to write. [200]")
+@click.option(
+    "--tokens", type=click.IntRange(1), default=200, help="How many to write at most. [200]"
+)
 @click.option("--temperature", type=float, help="Below 1 likelier tokens, 0 the likeliest. [0.8]")
 @click.option("--top-k", type=int, help="Draw from the k likeliest tokens only. [all]")
 @click.option("--top-p", type=float, help="Draw from the likeliest with this probability. [1]")
 @click.option("--seed", type=click.IntRange(0), help="Of the random numbers. [0]")
+@click.option("--past-end", is_flag=True, help="Go on after a token that ends a text (eos).")
 @device_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value instead of the text.")
 def generate(checkpoint: str | None, run_dir: str | None, prompt: str, tokens: int, device: str,
-             as_json: bool, **options: Any) -> int:  # fmt: skip
+             past_end: bool, as_json: bool, **options: Any) -> int:  # fmt: skip
     """Let a model write a text.
 
     CHECKPOINT is a step-NNNNNN folder, or the folder of a run; without it the newest run is taken.
@@ -49,11 +52,11 @@ def generate(checkpoint: str | None, run_dir: str | None, prompt: str, tokens: i
     sampling = Sampling(**{name: x for name, x in options.items() if x is not None})
     path = find(Path(source) if source else None)
     with memory_for("the model and its cache", "lower --tokens, or free some memory"):
-        written = sample(path, tokens, sampling, given, xp=array_module(device))
+        written = sample(path, tokens, sampling, given, xp=array_module(device), past_end=past_end)
     if as_json:
-        texts = {"prompt": given, "text": written.text}
+        texts = {"prompt": given, "text": written.text.removeprefix(given)}
         values = {name: text.decode("utf-8", "replace") for name, text in texts.items()}
         tell(json.dumps({"checkpoint": str(path), **values, "ids": written.ids}))
     else:
-        tell(show(given + written.text, sys.stdout.encoding))
+        tell(show(written.text, sys.stdout.encoding))
     return 0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from minitrain.layout import Layout
     from minitrain.train.config.sections import RunConfig
-    from minitrain.train.loop import Run
+    from minitrain.train.run import Run
 
 
 def introduction(run: Run, folder: Path) -> Iterator[str]:

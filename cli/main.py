@@ -23,6 +23,7 @@ COMMANDS = {
     "verify": ("verify", "verify"),
     "plan": ("plan", "plan"),
     "schedule": ("schedule", "schedule"),
+    "trace": ("trace", "trace"),
     "generate": ("generate", "generate"),
     "convert": ("convert", "convert"),
     "doctor": ("doctor", "doctor"),
@@ -30,7 +31,7 @@ COMMANDS = {
 
 
 # What one process does: under a launcher that is the first, and the others have nothing to do.
-ALONE = ("generate", "convert", "doctor")
+ALONE = ("generate", "convert", "trace", "doctor")
 
 
 class Commands(click.Group):

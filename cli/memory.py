@@ -13,7 +13,7 @@ from minitrain.errors import UserError
 
 if TYPE_CHECKING:
     from minitrain.planner.memory import Held
-    from minitrain.train.loop import Run
+    from minitrain.train.run import Run
 
 _CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 

@@ -19,7 +19,7 @@ LINES = 20  # plain lines of a whole run, beside those of evaluations
 
 
 class RunProgress:
-    """Shows the steps of a run; a `train.loop.Reporter`.
+    """Shows the steps of a run; a `train.run.Reporter`.
 
     Args:
         steps: how many the run has.
@@ -56,7 +56,7 @@ class RunProgress:
         if self.live is not None:
             self.live.stop()
 
-    def say(self, line: str) -> None:
+    def note(self, line: str) -> None:
         """A line that stays."""
         if self.live is not None:
             self.live.console.print(line, markup=False)
@@ -66,7 +66,7 @@ class RunProgress:
     def opened(self, folder: Path) -> None:
         """What the run is about to do."""
         for line in self.introduction(folder):
-            self.say(line)
+            self.note(line)
 
     def step(self, record: dict[str, Any]) -> None:
         """Move the live line on, or write a plain line now and then."""
@@ -80,27 +80,27 @@ class RunProgress:
         elif step == self.done + 1 or step % max(1, self.steps // LINES) == 0:
             each = (time.perf_counter() - self.began) / (step - self.done)
             left = math.ceil(each * (self.steps - step))
-            self.say(
+            self.note(
                 f"step {step}/{self.steps}  {loss}  lr {record['lr']:.2e}  {rate}  "
                 f"{left // 60}m{left % 60:02d}s left"
             )
         if record["tokens"] == 0:
-            self.say(f"step {step}: no valid token in the batch; nothing was updated")
+            self.note(f"step {step}: no valid token in the batch; nothing was updated")
         if record["skipped"]:
             scale = record["loss_scale"]
-            self.say(f"step {step}: the gradient overflowed at loss scale {scale:g}; skipped")
+            self.note(f"step {step}: the gradient overflowed at loss scale {scale:g}; skipped")
 
     def evaluation(self, record: dict[str, Any]) -> None:
         """A line for each evaluation."""
         bits = record["val_bits_per_byte"]
-        self.say(
+        self.note(
             f"step {record['step']}/{self.steps}  held out: {record['val_loss']:.4f} "
             f"nats/{self.unit}" + ("" if bits is None else f", {bits:.3f} bits/byte")
         )
 
     def saved(self, path: Path) -> None:
         """A line for each checkpoint."""
-        self.say(f"saved {path}")
+        self.note(f"saved {path}")
 
 
 def _experts(record: dict[str, Any]) -> str:

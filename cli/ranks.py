@@ -51,6 +51,7 @@ class Ranks(NamedTuple):
         device: what computes: "cpu", or "gpu", where each rank takes the GPU of its place on its
             node.
         options: how MPI ranks talk.
+        server: whether a parameter server has a rank of its own, beside the layout's.
     """
 
     layout: Layout
@@ -58,6 +59,12 @@ class Ranks(NamedTuple):
     under_mpi: bool
     device: str
     options: MPIOptions
+    server: bool = False
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return self.layout.size + self.server
 
     @property
     def first(self) -> bool:
@@ -82,12 +89,12 @@ class Ranks(NamedTuple):
         Raises:
             LauncherError: there is no mpiexec, or no mpi4py.
         """
-        if self.backend == "mpi" and self.layout.size > 1 and not self.under_mpi:
+        if self.backend == "mpi" and self.size > 1 and not self.under_mpi:
             if importlib.util.find_spec("mpi4py") is None:
                 raise LauncherError("--backend mpi needs mpi4py: pip install 'minitrain[mpi]'")
             # -P: a random.py in the folder where the user works is none of ours.
             python = [sys.executable, "-P", "-m"]
-            ranks = [*mpiexec_command(self.layout.size), *python, "minitrain_cli", *sys.argv[1:]]
+            ranks = [*mpiexec_command(self.size), *python, "minitrain_cli", *sys.argv[1:]]
             os.execv(sys.executable, [*python, "minitrain_cli.job", *ranks])
 
     def run(self, function: Callable[..., T], *args: Any, largest: float, blas: int = 0,
@@ -116,8 +123,8 @@ class Ranks(NamedTuple):
             if blas or largest < SMALL_PRODUCT:
                 set_blas_threads(blas or 1)
             return on_device(group)
-        blas = blas or fitting_blas_threads(largest, self.layout.size)
-        return run_ranks(self.layout.size, on_device, blas=blas, synchronous=synchronous)[0]
+        blas = blas or fitting_blas_threads(largest, self.size)
+        return run_ranks(self.size, on_device, blas=blas, synchronous=synchronous)[0]
 
 
 def rank_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -125,11 +132,11 @@ def rank_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def with_ranks(
-        *args: Any, layout: str | None, sp: bool, request: RankRequest, **others: Any
+        *args: Any, layout: str | None, sp: bool, server: str, request: RankRequest, **others: Any
     ) -> Any:
         sizes = {axis: others.pop(axis) for axis in _SIZES}
         words = [f"{axis}{size}" for axis, size in sizes.items() if size is not None]
-        ranks = read_ranks(layout, words + ["sp"] * sp, request)
+        ranks = read_ranks(layout, words + ["sp"] * sp, request, own_server=server == "own")
         return command(*args, ranks=ranks, **others)
 
     return _added(_LAYOUT_OPTIONS, request_options(with_ranks))
@@ -167,6 +174,13 @@ _LAYOUT_OPTIONS = (
         for axis in _SIZES
     ],
     click.option("--sp", is_flag=True, help="The same as sp in --layout."),
+    click.option(
+        "--server",
+        type=click.Choice(["beside", "own"]),
+        default="beside",
+        help="With --sync async: the server runs beside the first worker, or on one rank more. "
+        "[beside]",
+    ),
 )
 
 device_option = click.option(
@@ -212,8 +226,10 @@ _REQUEST_OPTIONS = (
 _MPI_FLAGS = ("stall_abort", "check_collectives", "cuda_aware")
 
 
-def read_ranks(text: str | None, words: list[str], request: RankRequest) -> Ranks:
-    """The layout that the options mean, and its ranks.
+def read_ranks(
+    text: str | None, words: list[str], request: RankRequest, *, own_server: bool = False
+) -> Ranks:
+    """The layout that the options mean, and its ranks; one more for a server of its own.
 
     Raises:
         LayoutError: options that contradict each other or the launcher.
@@ -236,12 +252,13 @@ def read_ranks(text: str | None, words: list[str], request: RankRequest) -> Rank
             f"-n {n} under {under} MPI processes; leave out -n, or start {n} processes"
         )
     count = under if under > 1 else n
-    layout = Layout.parse(text) if text else Layout(dp=count or 1)
-    layout.check(ranks=count)
+    workers = count - own_server if count else count
+    layout = Layout.parse(text) if text else Layout(dp=workers or 1)
+    layout.check(ranks=workers)
     backend = "mpi" if under > 1 else backend or "threads"
     if backend == "threads" and (launch is None or request.backend == "threads"):
         _refuse_mpi_options(options)
-    return Ranks(layout, backend, under > 1, device, options)
+    return Ranks(layout, backend, under > 1, device, options, own_server)
 
 
 def _refuse_mpi_options(options: MPIOptions) -> None:

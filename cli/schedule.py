@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,16 +16,13 @@ from minitrain.layout import SCHEDULES, did_you_mean
 
 from .arguments import given
 from .main import fail
+from .picture import Picture, can_print, width_of
 
 if TYPE_CHECKING:
     from minitrain.schedules import Schedule, Timeline
 
 USAGE = 2
 MOST = 1 << 22  # stages times micro-batches: 2,097,152 take 5 seconds and 130 MB
-# On what a kind's letters stand in colour: F, B, I, W.
-STYLES = ("black on #fbe08a", "white on #3b2f6b", "black on #6cc3b0", "white on #2f7f9e")
-LATER = " italic underline"  # of a chunk behind the first
-EDGE = 14  # columns for the names of the ranks
 
 
 class TimesType(click.ParamType):  # type: ignore[type-arg,unused-ignore]
@@ -38,18 +34,12 @@ class TimesType(click.ParamType):  # type: ignore[type-arg,unused-ignore]
         """The numbers, T 0 if it is left out."""
         if isinstance(value, tuple):
             return value
+        from minitrain.schedules.times import read_times
+
         try:
-            numbers = [float(word) for word in value.split(",")]
-        except ValueError:
-            numbers = []
-        # Beyond these, sums of times would overflow, or differences vanish.
-        if len(numbers) not in (3, 4) or not all(n == 0 or 1e-9 <= n <= 1e9 for n in numbers):
-            self.fail(f"{value!r} is not F,B,W,T: three or four numbers that are 0 or from 1e-9 to "
-                      "1e9, as in 1,1,1")  # fmt: skip
-        f, b, w, *t = numbers
-        if f + b + w == 0:
-            self.fail(f"{value!r} has no time for anything; give F, B or W more than 0")
-        return f, b, w, t[0] if t else 0.0
+            return read_times(value)
+        except UserError as error:
+            self.fail(str(error))
 
 
 def _number(ctx: click.Context, option: click.Parameter, value: float | None) -> float | None:
@@ -71,8 +61,8 @@ def _number(ctx: click.Context, option: click.Parameter, value: float | None) ->
                    " [pp]")  # fmt: skip
 @click.option("--kept", type=click.FloatRange(0, 1), default=1.0, metavar="SHARE", callback=_number,
               help="How much of a micro-batch's memory waits for W, of 1. [1]")  # fmt: skip
-@click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), help="Draw into this file.")
-@click.option("--png", type=click.Path(dir_okay=False, path_type=Path), help="Draw into this file.")
+@click.option("--svg", type=given, metavar="FILE", help="Draw into this file.")
+@click.option("--png", type=given, metavar="FILE", help="Draw into this file.")
 @click.option(
     "--width", type=click.IntRange(40, 10_000), help="Columns of the picture. [the terminal's]"
 )
@@ -95,7 +85,9 @@ def schedule(names: tuple[str, ...], pp: int, micro_batches: int, as_json: bool,
     try:
         _write(timelines, rows, options)
     except OSError as error:
-        fail(str(error), USAGE)
+        where = error.filename or options["svg"] or options["png"]
+        fail(f"cannot draw into {where}: {error.strerror}; name a file in a folder that is there",
+             USAGE)  # fmt: skip
     if as_json:
         keys = ("schedule", "pp", "micro_batches", "bubble", "peak_activations")
         click.echo(json.dumps([{key: row[key] for key in keys} for row in rows]))
@@ -163,9 +155,9 @@ def _write(timelines: list[Timeline], rows: list[dict[str, Any]], options: dict[
 
     drawn = figure(timelines, [_title(row) for row in rows], options["kept"])
     if options["svg"] is not None:
-        options["svg"].write_text(svg(drawn), "utf-8")
+        Path(options["svg"]).write_text(svg(drawn), "utf-8")
     if options["png"] is not None:
-        write_png(drawn, options["png"])
+        write_png(drawn, Path(options["png"]))
 
 
 def _title(row: dict[str, Any]) -> str:
@@ -180,8 +172,7 @@ def _widths(timelines: list[Timeline], options: dict[str, Any]) -> list[int]:
     """The columns of each picture, without the names of the ranks."""
     from minitrain.schedules.draw import columns
 
-    width = options["width"] or shutil.get_terminal_size((100, 24)).columns
-    return columns(timelines, max(width, 40) - EDGE)
+    return columns(timelines, width_of(options["width"]))
 
 
 def _draw(timeline: Timeline, row: dict[str, Any], width: int) -> None:
@@ -192,35 +183,18 @@ def _draw(timeline: Timeline, row: dict[str, Any], width: int) -> None:
     if sys.stdout.isatty():
         _draw_coloured(timeline, width)
     else:
-        click.echo(picture(timeline, width, plain=not _can_print("▁")))
+        click.echo(picture(timeline, width, plain=not can_print("▁")))
     click.echo()
 
 
 def _draw_coloured(timeline: Timeline, width: int) -> None:
-    from rich.console import Console
-    from rich.text import Text
-
     from minitrain.schedules.draw import fullest, memory_line, segments
 
-    console = Console(highlight=False, width=width + EDGE)
+    picture = Picture(width)
     for rank in range(timeline.schedule.stages):
-        line = Text(f"{f'rank {rank}':10} ")
-        for segment in segments(timeline, rank, width):
-            later = LATER if segment.chunk else ""
-            style = "" if segment.kind is None else STYLES[segment.kind] + later
-            line.append(segment.label.ljust(segment.width), style)
-        console.print(line, no_wrap=True, overflow="crop")
+        picture.row(f"rank {rank}", segments(timeline, rank, width))
     rank = fullest(timeline)
-    held = memory_line(timeline, rank, width, plain=not _can_print("▁"))
-    console.print(f"{f'memory {rank}':10} {held}", no_wrap=True, overflow="crop")
-
-
-def _can_print(character: str) -> bool:
-    try:
-        character.encode(sys.stdout.encoding or "ascii")
-    except UnicodeEncodeError:
-        return False
-    return True
+    picture.text(f"memory {rank}", memory_line(timeline, rank, width, plain=not can_print("▁")))
 
 
 def _table(rows: list[dict[str, Any]]) -> Iterator[str]:

@@ -21,12 +21,14 @@ from .memory import MemorySizeError, check_fits, memory_for, memory_of
 from .options import ConfigSources, config_options
 from .output import say, tell
 from .ranks import Ranks, rank_options
+from .tracing import trace_options
 
 if TYPE_CHECKING:
     from minitrain.comm.group import Group
     from minitrain.train.config.sections import RunConfig
     from minitrain.train.folder import RunFolder
-    from minitrain.train.loop import Outcome, Run, Stop
+    from minitrain.train.run import Outcome, Run, Stop
+    from minitrain.train.trace_file import TraceFile
 
 
 @click.command()
@@ -35,11 +37,11 @@ if TYPE_CHECKING:
 )
 @click.option("--resume", is_flag=True, help="Go on with the run in --run-dir, or the newest one.")
 @click.option("--json", "as_json", is_flag=True, help="End with the results as one JSON value.")
+@trace_options
 @rank_options
 @config_options
-def train(
-    given: ConfigSources, ranks: Ranks, run_dir: str | None, resume: bool, as_json: bool
-) -> int:
+def train(given: ConfigSources, ranks: Ranks, trace: TraceFile | None, run_dir: str | None,
+          resume: bool, as_json: bool) -> int:  # fmt: skip
     """Train a language model on text.
 
     Metrics, checkpoints and the configuration are kept in a run folder. Without options: a small
@@ -50,7 +52,7 @@ def train(
     to stderr is no reason to end; results that cannot be written to stdout are status 2.
     """
     check_here()
-    run = _prepare(given, ranks, run_dir, resume)
+    run = _prepare(given, ranks, run_dir, resume, trace)
     ranks.launch()
     outcome = _run(ranks, run)
     if ranks.first:
@@ -81,29 +83,36 @@ def _largest_product(run: Run) -> float:
     return largest_product(sizes_of(config, vocab), tokens)
 
 
-def _prepare(given: ConfigSources, ranks: Ranks, run_dir: str | None, resume: bool) -> Run:
+def _prepare(given: ConfigSources, ranks: Ranks, run_dir: str | None, resume: bool,
+             trace: TraceFile | None) -> Run:  # fmt: skip
     """Everything that can be refused, before anything is written or sent."""
     from minitrain.array import keep_memory
     from minitrain.machine import cores
     from minitrain.parallel.table import check_layout
+    from minitrain.train.asynchronous import check_sync
     from minitrain.train.build import sizes_of
-    from minitrain.train.checkpoint.manifest import read_manifest
+    from minitrain.train.checkpoint.manifest import read_manifest, step_of
     from minitrain.train.checkpoint.weights import load_tokenizer
+    from minitrain.train.config.resolve import from_values
     from minitrain.train.config.resolve import notes as config_notes
     from minitrain.train.data.text import Corpus
-    from minitrain.train.loop import Run
+    from minitrain.train.pipeline import notes as schedule_notes
+    from minitrain.train.pipeline import resettled, settled
     from minitrain.train.resume import blas_before, check_same
+    from minitrain.train.run import Run
 
     keep_memory()
     xp = ranks.array_module()
     _check_readable_by_all(ranks, given.file)
     config, at, start, notes = _start(given, run_dir, resume)
+    manifest = read_manifest(start) if start else None
     _check_readable_by_all(ranks, config.data.path, config.data.tokenizer)
     # A run that goes on has its tokenizer in the checkpoint, trained or not.
     tokenizer = load_tokenizer(start) if start else config.data.tokenizer
-    only = read_manifest(start).sources if start else None
+    only = manifest.sources if manifest else None
     with memory_for("the text", "give --data less of it, or ids in a .bin file, which is mapped"):
-        corpus = Corpus.load(config.data.path, config.model.context, tokenizer, only)
+        data, context = config.data, config.model.context
+        corpus = Corpus.load(data.path, context, tokenizer, only, data.documents)
     check_layout(
         ranks.layout,
         sizes_of(config, corpus.tokenizer.vocab),
@@ -112,14 +121,28 @@ def _prepare(given: ConfigSources, ranks: Ranks, run_dir: str | None, resume: bo
         stages=config.run.stage_sizes,
         frozen=config.optimizer.frozen_patterns,
     )
+    check_sync(config.sync, ranks.layout, own_server=ranks.server)
+    if manifest:
+        stored = from_values(manifest.config)
+        config = resettled(config, ranks.layout, stored, manifest.layout)
+    else:
+        config = settled(config, ranks.layout)
     blas = None
     if start:
         notes += check_same(start, corpus, ranks.layout)
         here = cores() // (1 if ranks.backend == "mpi" else ranks.layout.size)
         blas, more = blas_before(start, ranks.layout, max(1, here))
         notes += more
-    notes += [*config_notes(config), *corpus.notes, *idle_stages(ranks.layout, config)]
-    run = Run(config, ranks.layout, corpus, at, start, tuple(notes), xp, blas)
+    notes += [*config_notes(config), *corpus.notes, *idle_stages(ranks.layout, config),
+              *schedule_notes(config, ranks.layout)]  # fmt: skip
+    if trace is not None:
+        if config.sync.mode != "sync":
+            raise click.UsageError(
+                f"--trace is of steps that ranks do together, but this is --sync "
+                f"{config.sync.mode}; leave one of them out"
+            )
+        trace.check(config.run.steps - (step_of(start) if start else 0))
+    run = Run(config, ranks.layout, corpus, at, start, tuple(notes), xp, blas, trace=trace)
     check_fits(run, processes=ranks.backend == "mpi")
     return run
 
@@ -176,7 +199,8 @@ def _rank(group: Group, run: Run) -> Outcome:
 
     def first_words(folder: Path) -> Iterator[str]:
         yield from introduction(run, folder)
-        yield from Mesh(group, run.layout).advice()
+        if group.size == run.layout.size:  # and no server has a rank of its own
+            yield from Mesh(group, run.layout).advice()
 
     with RunProgress(run.config.run.steps, done, unit, first_words) as progress:
         return train_run(group, run, progress)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from math import prod
+from math import gcd, prod
 from typing import Any
 
 from minitrain.errors import UserError
@@ -259,14 +259,26 @@ def _misfits(layout: Layout, ranks: int, batch: int, micro_batches: int) -> Iter
         below = batch // parts * parts
         yield (
             f"batch {batch} does not divide evenly into {parts} parts ({micro_batches} "
-            f"micro-batch(es) × {layout.data_ranks} data rank(s)); use a batch of "
-            + (f"{below} or {below + parts}" if below else f"{parts}")
+            f"micro-batch(es) × {layout.data_ranks} data rank(s)); use "
+            + (
+                f"a batch of {below} or {below + parts}"
+                if below
+                else _fewer(batch, micro_batches, parts)
+            )
         )
     if (holders := layout.data_ranks * layout.cp) % layout.ep:
         yield (
             f"ep{layout.ep} does not divide the {holders} rank(s) of dp × shard × cp that experts "
             f"are cut over; use an ep that divides {holders}"
         )
+
+
+def _fewer(batch: int, micro_batches: int, parts: int) -> str:
+    """What helps a batch of fewer sequences than parts; a batch may be too large to be meant."""
+    fit = gcd(batch, micro_batches)
+    fix = "" if fit == micro_batches else f" and {fit} micro-batch(es)"
+    larger = f"a batch of {parts}, or " if parts < 2**31 else ""
+    return f"{larger}at most {batch // fit} data rank(s){fix}"
 
 
 def _too_few(have: int | None, things: str, **parts: int) -> Iterator[str]:

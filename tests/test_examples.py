@@ -21,7 +21,11 @@ EXAMPLES = sorted(path.name for path in FOLDER.glob("*.py"))
 
 
 # What takes minutes runs on fewer ranks here, and whole in a deep test, or for a few steps.
-ARGUMENTS = {"yuan_layout.py": ["dp2,pp4,tp2"], "mixture.py": ["--steps", "5"]}
+ARGUMENTS = {
+    "yuan_layout.py": ["dp2,pp4,tp2"],
+    "sync_vs_async.py": ["--steps", "5"],
+    "mixture.py": ["--steps", "5"],
+}
 
 
 def output(name: str, cwd: Path, *args: str, timeout: float = 60) -> str:
@@ -36,6 +40,14 @@ def output(name: str, cwd: Path, *args: str, timeout: float = 60) -> str:
 def test_an_example_runs_and_prints(name: str, tmp_path: Path) -> None:
     assert len(output(name, tmp_path).splitlines()) >= 3
     assert list(tmp_path.iterdir()) == []
+
+
+def test_asynchronous_training_does_not_wait_for_the_slow_worker(tmp_path: Path) -> None:
+    """Synchronous: 5 steps at the pace of the slowest, 3 each."""
+    rows = [line.rsplit(maxsplit=6) for line in output("sync_vs_async.py", tmp_path).splitlines()]
+    speed = {row[0].strip(): float(row[-1]) for row in rows[2:]}
+    assert speed["synchronous"] == pytest.approx(1 / 3, abs=0.01)
+    assert speed["unbounded"] >= speed["at most 4 ahead"] >= speed["synchronous"]
 
 
 def check_yuan(text: str) -> None:

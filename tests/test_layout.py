@@ -161,7 +161,9 @@ def test_uneven_cuts_are_legal(text: str, sizes: dict[str, int]) -> None:
     ("text", "sizes", "words"),
     [
         ("dp3", {"ranks": 4}, "there are 4; start 3"),
-        ("dp4", {"batch": 3}, "use a batch of 4"),
+        ("dp4", {"batch": 3}, "use a batch of 4, or at most 3 data rank(s)"),
+        ("dp4", {"batch": 3, "micro_batches": 2}, "at most 3 data rank(s) and 1 micro-batch(es)"),
+        ("dp1000000000000", {"batch": 12}, "data rank(s)); use at most 12 data rank(s)"),
         ("dp2,shard2", {"batch": 12, "micro_batches": 2}, "use a batch of 8 or 16"),
         ("cp4,ulysses,tp2", {"heads": 7}, "8 parts (tp 2 × ulysses 4)"),
         ("pp2,interleaved,chunks3", {"layers": 3}, "6 parts (pp 2 × chunks 3)"),

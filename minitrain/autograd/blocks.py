@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from minitrain.array import Array, accumulator, check_integers, namespace
+from minitrain.errors import UserError
 
 # Elements of a piece: with three or four temporaries it fits the 1 MB of cache that a core has.
 PIECE = 1 << 15
@@ -82,6 +83,17 @@ def finite(x: Array) -> bool:
     """Whether an array on the host has neither an infinity nor a NaN; may say no of one that is
     only large. Of a GPU's, whose answer would have to be waited for: yes."""
     return namespace(x) is not np or math.isfinite(np.vdot(x, x))
+
+
+def checked_epsilon(epsilon: float, dtype: Any) -> float:
+    """A norm's ε, refused where it is 0 as a sum's dtype has it: a row of zeros would be NaN."""
+    with np.errstate(under="ignore"):
+        value = np.array(epsilon).astype(accumulator(dtype)).item()
+    if not 0 < value < math.inf:
+        raise UserError(
+            f"a norm's epsilon {epsilon} is {value:g} in {accumulator(dtype)}; give one like 1e-5"
+        )
+    return epsilon
 
 
 def times_slope(slope: Callable[[Array], Array], a: Array, g: Array, flat: float) -> Array:

@@ -14,6 +14,7 @@ from minitrain.autograd.blocks import (
     as_matrix,
     check_ids,
     check_seal,
+    checked_epsilon,
     column_sums,
     contiguous,
     flat_blocks,
@@ -228,16 +229,15 @@ def embedding(table: Tensor, ids: Any) -> Tensor:
 
 
 def check_widths(x: Tensor, *parameters: Tensor) -> None:
-    for parameter in parameters:
-        if parameter.shape != x.shape[-1:]:
-            raise ValueError(f"a norm of {x.shape} needs parameters {x.shape[-1:]}: "
-                             f"{parameter.shape}")  # fmt: skip
+    for each in parameters:
+        if each.shape != x.shape[-1:]:
+            raise ValueError(f"a norm of {x.shape} needs parameters {x.shape[-1:]}: {each.shape}")
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float = 1e-5) -> Tensor:
     """Normalise the last axis to mean 0 and variance 1, scale and shift: (..., C), (C,), (C,)."""
     check_widths(x, weight, bias)
-    return LayerNorm.apply(x, weight, bias, epsilon=epsilon)
+    return LayerNorm.apply(x, weight, bias, epsilon=checked_epsilon(epsilon, x.dtype))
 
 
 def gelu(x: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ import numpy as np
 from minitrain.array import Array, accumulator, check_integers, from_host, namespace
 from minitrain.autograd.blocks import (
     as_matrix,
+    checked_epsilon,
     column_sums,
     contiguous,
     finite,
@@ -188,7 +189,7 @@ def _tables(places: bytes, width: int, base: float, dtype: Any, xp: Any) -> tupl
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float = 1e-5) -> Tensor:
     """Scale the last axis to a root mean square of 1, then by weight: (..., C), (C,)."""
     check_widths(x, weight)
-    return RMSNorm.apply(x, weight, epsilon=epsilon)
+    return RMSNorm.apply(x, weight, epsilon=checked_epsilon(epsilon, x.dtype))
 
 
 def silu(x: Tensor) -> Tensor:

@@ -159,9 +159,10 @@ class Group(Reductions, Movements):
             group = group._parent
 
     @contextmanager
-    def ledger(self) -> Iterator[Ledger]:
-        """A ledger of what this rank sends in here, in this group and those made from it."""
-        ledger = Ledger()
+    def ledger(self, ledger: Ledger | None = None) -> Iterator[Ledger]:
+        """A ledger, new or given, of what this rank sends in here, in this group and those made
+        from it."""
+        ledger = ledger or Ledger()
         start = self.seconds
         self.ledgers.append(ledger)
         self.transport.ledgers += 1

@@ -81,22 +81,6 @@ class World:
         self.slots = RUNNABLE if size <= MANY else 2 * cores()  # that no rank has
         self.ready: deque[ThreadTransport] = deque()  # ranks that could run, had they a slot
 
-    def run(self, rank: ThreadTransport) -> None:
-        """A rank can go on: with a slot at once, or with one that another rank gives back. So it is
-        woken once, with the slot in hand; the caller holds the lock."""
-        if self.slots:
-            self.slots -= 1
-            rank.gate.release()
-        else:
-            self.ready.append(rank)
-
-    def pause(self) -> None:
-        """A running rank gives its slot back; the caller holds the lock."""
-        if self.ready:
-            self.ready.popleft().gate.release()
-        else:
-            self.slots += 1
-
     def fail(self, failure: BaseException) -> None:
         """The first failure ends the world: every sleeping rank wakes, and none sleeps again."""
         with self.lock:
@@ -107,9 +91,12 @@ class World:
                         rank.wake()
 
     def leave(self) -> None:
-        """A rank has returned; those that wait may now wait for nobody."""
+        """A rank has returned, with its run slot; those that wait may now wait for nobody."""
         with self.lock:
-            self.pause()
+            if self.ready:
+                self.ready.popleft().gate.release()
+            else:
+                self.slots += 1
             self.live -= 1
             if self.live == self.asleep:
                 self.decide()

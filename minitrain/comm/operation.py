@@ -199,3 +199,16 @@ class Operation:
         """Give up what will not come to its end: `wait` raises the error."""
         self._error, self.done, self.pending = error, True, ()
         self._transport.active.remove(self)
+
+
+def first_done(operations: Sequence[Operation]) -> int:
+    """The place of an operation that is done, waiting until one is: for whoever comes first."""
+    transport, start = operations[0]._transport, perf_counter()
+    while True:
+        for place, operation in enumerate(operations):
+            if operation.done:
+                transport.seconds += perf_counter() - start
+                return place
+        transport.wait([operation.pending for operation in transport.active])
+        for operation in tuple(transport.active):
+            operation.advance()

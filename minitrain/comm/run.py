@@ -63,8 +63,9 @@ def _be(rank: int, world: World, results: list[Any], fn: Callable[..., Any],
     """Be a rank of a world: what its thread does."""
     transport = world.ranks[rank]
     transport.thread = threading.get_ident()
-    with world.lock:
-        world.run(transport)
+    with world.lock:  # until it has a run slot, a rank is as if asleep
+        world.asleep += 1
+        transport.wake()
     transport.gate.acquire()
     try:
         results[rank] = fn(Group(transport, tuple(range(world.size))), *args)

@@ -146,10 +146,15 @@ class ThreadTransport(Transport):
                     rank.wake()
 
     def wake(self) -> None:
-        """End this rank's sleep; the caller holds the lock."""
-        self.awaited = ()
-        self.world.asleep -= 1
-        self.world.run(self)
+        """End this rank's sleep: with a run slot at once, or with one that another rank gives back.
+        So a rank is woken once, with the slot in hand; the caller holds the lock."""
+        world, self.awaited = self.world, ()
+        world.asleep -= 1
+        if world.slots:
+            world.slots -= 1
+            self.gate.release()
+        else:
+            world.ready.append(self)
 
     def wait(self, pending: Sequence[Sequence[Request]]) -> None:
         """See `Transport.wait`. Raises DeadlockError or RankFailedError."""
@@ -163,7 +168,10 @@ class ThreadTransport(Transport):
             world.asleep += 1
             if world.asleep == world.live:
                 world.decide()
-            world.pause()
+            if world.ready:  # the rank that has waited longest gets this one's run slot
+                world.ready.popleft().gate.release()
+            else:
+                world.slots += 1
         self.gate.acquire()
         if world.failure is not None:
             world.check()

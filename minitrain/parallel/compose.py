@@ -30,11 +30,13 @@ from minitrain.parallel.pipeline import keep
 from minitrain.parallel.plan import BUCKET
 from minitrain.parallel.recompute import RecomputedBlock
 from minitrain.parallel.sequence import SequenceRegions, cut_sequence, own_part
-from minitrain.parallel.stages import chunks_of
+from minitrain.parallel.stages import check_schedule, chunks_of, schedule_of
 from minitrain.parallel.table import Placements, check_layout, placements, table_of
 from minitrain.parallel.tensor import cut_tensors
 from minitrain.parallel.worker import ParallelModel
 from minitrain.parallel.zero import Gatherer
+from minitrain.schedules import Schedule
+from minitrain.schedules.instruction import words_of
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 
@@ -56,6 +58,7 @@ def parallelize(
     recompute: str = "none",
     stages: Sequence[int] | None = None,
     frozen: Collection[str] = (),
+    schedule: Schedule | None = None,
     strategies: Iterable[Strategy] = (),
 ) -> ParallelModel:
     """This rank's part of a plain model.
@@ -75,6 +78,7 @@ def parallelize(
         stages: blocks of each (virtual) stage of a pipeline; by cost where None.
         frozen: names or patterns such as "embedding.*" of parameters that training leaves as they
             are: no gradient, no decay, no optimizer state.
+        schedule: of the pipeline, on the layout's route; None: the layout's, by its name.
         strategies: of one's own, after ours: each may replace modules, and entries of the table.
 
     Raises:
@@ -85,11 +89,16 @@ def parallelize(
     """
     settings = f"{dtype=}, {micro_batches=}, {bucket=}, {recompute=}"
     _check_settings(dtype, micro_batches, bucket, recompute)
+    schedules = "" if schedule is None else words_of(schedule)
+    if schedule is None:
+        schedule = schedule_of(mesh.layout, micro_batches)
+    else:
+        check_schedule(schedule, mesh.layout, micro_batches)
     weights = weights_digest(model) if mesh.world.size > 1 else ""
     model, table, chunks = _declared(model, mesh, micro_batches, stages, frozen)
     _check_biases(model.config, mesh.layout, dtype)
     check_alike(mesh.world, layouts=str(mesh.layout), models=model.config, settings=settings,
-                seeds=seed, weights=weights)  # fmt: skip
+                seeds=seed, weights=weights, schedules=schedules)  # fmt: skip
     parameters: dict[str, Parameter] = model.parameters()  # before modules are replaced
     for strategy in (_cut, *strategies):
         strategy(model, table, mesh)
@@ -105,9 +114,7 @@ def parallelize(
         for i, block in enumerate(model.blocks):
             if block is not None:
                 model.replace(f"blocks.{i}", RecomputedBlock(block))
-    return ParallelModel(
-        model, mesh, table, reducer, chunks, micro_batches=micro_batches, seed=seed
-    )
+    return ParallelModel(model, mesh, table, reducer, chunks, schedule=schedule, seed=seed)
 
 
 def _check_settings(dtype: str, micro_batches: int, bucket: int, recompute: str) -> None:

@@ -7,17 +7,36 @@ chunks (schedules/route.py). Pure functions of the configuration and the layout:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from math import prod
+from threading import Lock
 
+from minitrain.errors import UserError
 from minitrain.layout import Layout, LayoutError
 from minitrain.nn.config import Config
+from minitrain.schedules.auto import NAME as AUTO
+from minitrain.schedules.auto import zb_auto_on
 from minitrain.schedules.build import build
+from minitrain.schedules.check import check
 from minitrain.schedules.instruction import Schedule, one_stage
 from minitrain.schedules.route import Route
+from minitrain.schedules.times import Times
+from minitrain.schedules.transfer import receives, sends
+
+_EFFORT = 50_000  # a fifth of a second: for equal times the hand-made schedules are near the best
 
 
 def route_of(layout: Layout) -> Route:
-    """Which rank of the pipeline each virtual stage lies on."""
+    """Which rank of the pipeline each virtual stage lies on.
+
+    Raises:
+        LayoutError: chunks that the schedule has no route for.
+    """
+    if layout.schedule == AUTO and layout.chunks > 2:
+        raise LayoutError(
+            f"{AUTO} has 1 or 2 chunks on each rank, not {layout.chunks}; leave chunks out, or "
+            "take chunks2"
+        )
     if layout.pp == 1 or layout.chunks == 1:
         return Route.straight(layout.pp)
     if layout.schedule == "interleaved":
@@ -26,20 +45,55 @@ def route_of(layout: Layout) -> Route:
 
 
 def schedule_of(layout: Layout, micro_batches: int) -> Schedule:
-    """What the ranks of the pipeline do; F0 B0 F1 B1 … where there is but one.
+    """What the ranks of the pipeline do; F0 B0 F1 B1 … where there is but one. zb-auto is the one
+    that is found where F, B and W take equal times.
 
     Raises:
         UserError: a schedule that cannot be with this number of micro-batches or chunks.
     """
     if layout.pp == 1:
         return one_stage(micro_batches)
-    if layout.schedule == "zb-auto":
-        raise LayoutError(
-            "zb-auto is a search for given times, and training has none; see it with `minitrain "
-            f"schedule zb-auto --pp {layout.pp}`, and train with zb-h1 or zb-v"
-        )
+    if layout.schedule == AUTO:
+        with _SEARCH:
+            return _for_equal_times(route_of(layout), micro_batches)
     chunks = layout.chunks if layout.chunks > 1 else None
     return build(str(layout.schedule), layout.pp, micro_batches, chunks)
+
+
+_SEARCH = Lock()  # ranks that are threads search once
+
+
+@cache
+def _for_equal_times(route: Route, micro_batches: int) -> Schedule:
+    return zb_auto_on(route, micro_batches, Times.uniform(route), effort=_EFFORT)
+
+
+def check_schedule(schedule: Schedule, layout: Layout, micro_batches: int) -> None:
+    """Refuse a schedule that cannot be run on a layout.
+
+    Raises:
+        UserError: it is for other stages or micro-batches, not whole, or comes to a deadlock; or
+            micro-batches cross a boundary in another order than theirs, in which they are taken.
+    """
+    own, there = schedule.route.ranks, route_of(layout).ranks
+    if (own, schedule.micro_batches) != (there, micro_batches):
+        raise UserError(
+            f"the schedule is for stages on ranks {own} and {schedule.micro_batches} "
+            f"micro-batch(es), but {layout} has {there} and {micro_batches}; give one for these, "
+            "or leave it out"
+        )
+    check(schedule)
+    for rank in range(schedule.stages):
+        for transfers in (sends(schedule, rank), receives(schedule, rank)):
+            last: dict[tuple[bool, int], int] = {}
+            for gradient, boundary, m, _, _ in transfers:
+                before = last.get((gradient, boundary), -1)
+                if m < before:
+                    raise UserError(
+                        f"schedule {schedule.name}: rank {rank} passes micro-batch {m} over "
+                        f"boundary {boundary} after {before}; keep to their order"
+                    )
+                last[gradient, boundary] = m
 
 
 def chunks_of(
@@ -69,7 +123,7 @@ def _check(sizes: list[int], layers: int, count: int) -> None:
         raise LayoutError(
             f"stages {','.join(map(str, sizes))} have {sum(sizes)} blocks on {len(sizes)} stages, "
             f"but the model has {layers} blocks and the layout {count} stage(s); give {count} "
-            f"number(s) that add up to {layers}, or none for a cut by cost"
+            f"number(s) that add up to {layers}, or --stages none for a cut by cost"
         )
 
 

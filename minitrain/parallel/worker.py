@@ -25,7 +25,6 @@ from minitrain.parallel.mesh import Mesh
 from minitrain.parallel.norm import Norm
 from minitrain.parallel.pipeline import Boundaries, Turn, turns_of
 from minitrain.parallel.reduce import Reducer
-from minitrain.parallel.stages import schedule_of
 from minitrain.parallel.table import Placements
 from minitrain.schedules import BACKWARD_INPUTS, BACKWARD_WEIGHTS, FORWARD, Schedule
 
@@ -53,7 +52,7 @@ class Worker:
 
     Attributes:
         turns: what this rank does in a step, in order.
-        tokens, scale: of this step, see `run`.
+        terms: what a window tells terms of the loss inside the model in this step.
         waiting: by micro-batch and chunk, what its backward needs: what came in and what was made
             of it, or the rest of a backward in two parts.
     """
@@ -62,10 +61,15 @@ class Worker:
                  reducer: Reducer, seed: int):  # fmt: skip
         self.module, self.reducer, self.seed = module, reducer, seed
         self.chunks = [[module.link(link) for link in chunk] for chunk in chunks]
-        self.boundaries, self.turns = Boundaries(pp), turns_of(schedule, pp.rank)
-        self.tokens, self.scale = 0, 1.0
+        self.boundaries = Boundaries(pp)
+        self.terms: dict[str, Any] = {}
         self.last = schedule.micro_batches - 1  # each chunk adds to gradients in their order
+        self.follow(schedule)
         self.waiting: dict[tuple[int, int], Any] = {}
+
+    def follow(self, schedule: Schedule) -> None:
+        """From the next step on, do what a schedule of as many micro-batches tells this rank."""
+        self.turns = turns_of(schedule, self.boundaries.group.rank)
 
     def run(self, parts: list[Part], tokens: int, scale: float) -> float:
         """Forward and backward of all parts: this rank's share of the loss; gradients are sums.
@@ -74,21 +78,26 @@ class Worker:
             tokens: of the whole batch, for terms of the loss inside the model; see Window.
             scale: what the loss is multiplied by for the backward.
         """
-        value, self.tokens, self.scale = 0.0, tokens, scale
+        value, self.terms = 0.0, {"tokens": tokens, "scale": scale}
         self.reducer.begin()
         for turn in self.turns:
-            if turn.kind == FORWARD:
-                entry, out = self.forward(parts[turn.micro_batch], turn, training=True)
-                self.waiting[turn.micro_batch, turn.chunk] = entry, out
-                value += self._hand_on(turn, out)
-            elif turn.kind == BACKWARD_WEIGHTS:
-                running = self.waiting.pop((turn.micro_batch, turn.chunk))
-                self._add_weights(turn, running.run_weights)
-            else:
-                self.backward(turn, scale)
+            value += self.execute(turn, parts[turn.micro_batch], scale)
         self._wait_for_sends()
         self.reducer.finish()
         return value
+
+    def execute(self, turn: Turn, part: Part, scale: float) -> float:
+        """Take a turn: of the chain's last forward the part's loss, 0 of any other."""
+        if turn.kind == FORWARD:
+            entry, out = self.forward(part, turn, training=True)
+            self.waiting[turn.micro_batch, turn.chunk] = entry, out
+            return self._hand_on(turn, out)
+        if turn.kind == BACKWARD_WEIGHTS:
+            running = self.waiting.pop((turn.micro_batch, turn.chunk))
+            self._add_weights(turn, running.run_weights)
+        else:
+            self.backward(turn, scale)
+        return 0.0
 
     def evaluate(self, part: Part) -> float:
         """This rank's share of a part's plain loss, without gradients."""
@@ -108,9 +117,7 @@ class Worker:
         if turn.take is not None:
             entry = Tensor(self.boundaries.take(turn.take), requires_grad=training)
         x: Any = part.tokens if entry is None else entry
-        with window(
-            replace(part.window(self.seed, training), tokens=self.tokens, scale=self.scale)
-        ):
+        with window(replace(part.window(self.seed, training), **self.terms)):
             for link in self.chunks[turn.chunk]:
                 x = link(x, part.positions)
             if turn.give is None:
@@ -190,15 +197,14 @@ class ParallelModel:
     """
 
     def __init__(self, module: Any, mesh: Mesh, table: Placements, reducer: Reducer,
-                 chunks: Sequence[range], *, micro_batches: int, seed: int):  # fmt: skip
+                 chunks: Sequence[range], *, schedule: Schedule, seed: int):  # fmt: skip
         self.module, self.mesh, self.table = module, mesh, table
         self.lives, self.stepped, self.reducer = reducer.lives, reducer.stepped, reducer
         self.parameters: dict[str, Parameter] = dict(self.lives.parameters)
         self.modules: dict[str, Module] = dict(module.modules())
         self.routers = routers_of(module)
         self.norm = Norm(table, self.stepped, mesh)
-        self.shares = Shares(mesh, micro_batches)
-        schedule = schedule_of(mesh.layout, micro_batches)
+        self.shares = Shares(mesh, schedule.micro_batches)
         self.worker = Worker(module, chunks, schedule, mesh["pp"], reducer, seed)
         self._losses = mesh["dp", "shard", "cp", "pp"]
 

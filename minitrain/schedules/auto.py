@@ -11,7 +11,7 @@ Zero Bubble (Qi et al. 2023, section 3.2) searches alike: its ZB-1p and ZB-2p ha
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import islice
 
 from minitrain.errors import UserError
@@ -59,15 +59,37 @@ def zb_auto(
     Raises:
         UserError: numbers below 1; less memory than one micro-batch takes.
     """
+    memory = _memory(stages, micro_batches, memory, 1 if chunks is None else chunks)
+    goals = [
+        Goal(micro_batches, route, times(route), memory, kept) for route in routes(stages, chunks)
+    ]
+    return _best(goals, effort)
+
+
+def zb_auto_on(
+    route: Route,
+    micro_batches: int,
+    times: Times,
+    memory: float | None = None,
+    effort: int = EFFORT,
+) -> Schedule:
+    """The best schedule that a search finds on one route; see `zb_auto`."""
+    memory = _memory(route.stages, micro_batches, memory)
+    return _best([Goal(micro_batches, route, times, memory)], effort)
+
+
+def _memory(stages: int, micro_batches: int, memory: float | None, chunks: int = 1) -> float:
+    """The limit, once all numbers are known to be some."""
     memory = float(stages) if memory is None else memory
-    if min(stages, micro_batches, 1 if chunks is None else chunks) < 1 or memory < 1:
+    if min(stages, micro_batches, chunks) < 1 or memory < 1:
         raise UserError(
             f"{NAME} with {stages} stage(s), {micro_batches} micro-batch(es) and memory for "
             f"{memory:g} of them is nothing; all must be at least 1"
         )
-    goals = [
-        Goal(micro_batches, route, times(route), memory, kept) for route in routes(stages, chunks)
-    ]
+    return memory
+
+
+def _best(goals: Iterable[Goal], effort: int) -> Schedule:
     found = [one for goal in goals if (one := search(goal, effort)) is not None]
     _, best = min(found, key=lambda pair: pair[0])
     return Schedule(NAME, best.micro_batches, best.route, best.ranks)

@@ -10,27 +10,40 @@ are small. Colour is the caller's.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from minitrain.schedules.instruction import LETTERS
 from minitrain.schedules.memory import levels, peaks
 from minitrain.schedules.simulate import Event, Timeline
 
-# What follows an instruction's name: F, B, I, W.
-FILLS = "-=~."
+# Of a trace, beside the kinds of instructions: other work, and calls that send, receive or wait.
+OTHER, MESSAGES = len(LETTERS), len(LETTERS) + 1
+# What follows the name of an instruction, F, B, I, W; and of those.
+FILLS = "-=~.+:"
 STEPS = "▁▂▃▄▅▆▇█"
 PLAIN_STEPS = "12345678"
 
 
+class Mark(NamedTuple):
+    """What a row shows: from when to when, under which names, the longest first."""
+
+    start: float
+    end: float
+    names: Sequence[str]
+    kind: int
+    chunk: int = 0
+
+
 @dataclass(frozen=True)
 class Segment:
-    """Columns that show one instruction, or none.
+    """Columns that show one mark, or none.
 
     Attributes:
         label: as much of its name as there is room for.
         width: how many columns.
-        kind, chunk: of the instruction; kind is None where the rank waits.
+        kind, chunk: of the mark; kind is None where the rank waits.
     """
 
     label: str
@@ -64,29 +77,36 @@ def columns(timelines: Sequence[Timeline], width: int) -> list[int]:
 
 def segments(timeline: Timeline, rank: int, width: int) -> list[Segment]:
     """A rank's row."""
-    row, column = [], 0
-    for event in timeline.events(rank):
-        first, end = (_column(timeline, time, width) for time in (event.start, event.end))
-        if end > first:
+    return row([mark(event) for event in timeline.events(rank)], timeline.makespan, width)
+
+
+def row(marks: Iterable[Mark], makespan: float, width: int) -> list[Segment]:
+    """Marks, in order of time, on so many columns for all the time there is."""
+    found, column = [], 0
+    for start, end, names, kind, chunk in marks:
+        first, behind = (_column(time, makespan, width) for time in (start, end))
+        if behind > first:
             if first > column:
-                row.append(Segment("", first - column))
-            row.append(Segment(_label(event, end - first), end - first, event.kind, event.chunk))
-            column = end
+                found.append(Segment("", first - column))
+            label = next((name for name in names if len(name) <= behind - first), "")
+            found.append(Segment(label, behind - first, kind, chunk))
+            column = behind
     if column < width:
-        row.append(Segment("", width - column))
-    return row
+        found.append(Segment("", width - column))
+    return found
 
 
-def _column(timeline: Timeline, time: float, width: int) -> int:
+def _column(time: float, makespan: float, width: int) -> int:
     """The first column whose middle is not before a time."""
-    return -int(-(time / timeline.makespan * width - 0.5) // 1) if timeline.makespan else 0
+    return -int(-(time / makespan * width - 0.5) // 1) if makespan else 0
 
 
-def _label(event: Event, width: int) -> str:
+def mark(event: Event) -> Mark:
+    """What is shown of an instruction."""
     letter = LETTERS[event.kind].lower() if event.chunk else LETTERS[event.kind]
     short = f"{letter}{event.micro_batch}"
     names = (f"{short}.{event.chunk}" if event.chunk > 1 else short, short, letter)
-    return next(name for name in names if len(name) <= width)
+    return Mark(event.start, event.end, names, event.kind, event.chunk)
 
 
 def memory_line(timeline: Timeline, rank: int, width: int, *, plain: bool = False) -> str:

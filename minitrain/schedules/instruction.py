@@ -104,6 +104,11 @@ class Schedule:
         return " ".join(map(text, self.ranks[rank]))
 
 
+def words_of(schedule: Schedule) -> str:
+    """What all ranks do in one text, which `Schedule.read` takes in parts: F0 B0 / F0 B0."""
+    return " / ".join(map(schedule.text, range(schedule.stages)))
+
+
 def one_stage(micro_batches: int) -> Schedule:
     """No pipeline: each micro-batch forward and backward in turn, F0 B0 F1 B1 …"""
     codes = [pack(kind, m) for m in range(micro_batches) for kind in (FORWARD, BACKWARD)]

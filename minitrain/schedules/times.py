@@ -9,6 +9,29 @@ from minitrain.schedules.instruction import BACKWARD, BACKWARD_INPUTS, BACKWARD_
 from minitrain.schedules.route import Route
 
 
+def read_times(text: str) -> tuple[float, float, float, float]:
+    """F, B, W and T of a text such as 1,1.2,0.8 or 1,1,1,0.1: of a rank's whole part the forward
+    and the backward for inputs and for weights, and a transfer, 0 if it is left out.
+
+    Raises:
+        UserError: it is something else.
+    """
+    try:
+        numbers = [float(word) for word in text.split(",")]
+    except ValueError:
+        numbers = []
+    # Beyond these, sums of times would overflow, or differences vanish.
+    if len(numbers) not in (3, 4) or not all(n == 0 or 1e-9 <= n <= 1e9 for n in numbers):
+        raise UserError(
+            f"{text!r} is not F,B,W,T: three or four numbers that are 0 or from 1e-9 to 1e9, as in "
+            "1,1,1"
+        )
+    f, b, w, *t = numbers
+    if f + b + w == 0:
+        raise UserError(f"{text!r} has no time for anything; give F, B or W more than 0")
+    return f, b, w, t[0] if t else 0.0
+
+
 @dataclass(frozen=True)
 class Times:
     """Seconds, or any other unit, for one micro-batch.

@@ -16,6 +16,7 @@ from minitrain.nn.families import Model, declare
 from minitrain.nn.mixture import MixtureConfig
 from minitrain.optim import SGD, AdamW, LossScale, Optimizer, Schedule, check_above_zero
 from minitrain.parallel import Mesh, parallelize
+from minitrain.train import pipeline
 from minitrain.train.config.sections import MixtureSection, OptimizerSection, RunConfig
 from minitrain.train.step import Stepper
 
@@ -78,6 +79,7 @@ def stepper_of(
         recompute=config.run.recompute,
         stages=config.run.stage_sizes,
         frozen=config.optimizer.frozen_patterns,
+        schedule=pipeline.schedule_of(config, layout),
     )
     optimizer, scale, lr = optimizer_of(config.optimizer), None, config.optimizer.lr
     check_above_zero("the learning rate", lr, lr, accumulator(config.run.dtype))

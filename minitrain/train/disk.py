@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import zlib
+from contextlib import suppress
 from pathlib import Path
 
 from minitrain.errors import UserError
@@ -106,6 +107,11 @@ def replace_text(path: Path, text: str) -> None:
     """Give a file another content, at once: whoever reads it, or comes after a crash, sees the old
     one or the new."""
     temporary = path.with_name(f".{path.name}.part")
-    temporary.write_text(text, encoding="utf-8")
-    flush(temporary)
-    temporary.replace(path)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        flush(temporary)
+        temporary.replace(path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()
+        raise

@@ -47,6 +47,11 @@ class RunFolder:
         return self.path / "config.toml"
 
     @property
+    def trace(self) -> Path:
+        """A timeline of some steps, where one is asked for."""
+        return self.path / "trace.json"
+
+    @property
     def checkpoints(self) -> Path:
         """The folder of step-NNNNNN folders."""
         return self.path / "checkpoints"

@@ -7,7 +7,7 @@ the same text, with the cache or without, and a longer text begins as the shorte
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,9 +72,8 @@ class Sampling:
         return int(order[np.searchsorted(upto, drawn, side="right")])
 
 
-def generate(
-    model: Model, prompt: Sequence[int], tokens: int, sampling: Sampling, *, cache: bool = True
-) -> Iterator[int]:
+def generate(model: Model, prompt: Sequence[int], tokens: int, sampling: Sampling, *,
+             cache: bool = True, ends: Collection[int] = ()) -> Iterator[int]:  # fmt: skip
     """Ids that continue a prompt, one by one.
 
     A prompt longer than the model's context counts with its last tokens only. When prompt and text
@@ -84,8 +83,9 @@ def generate(
     Args:
         model: filled. It is only read, so several texts may be drawn from it at a time.
         prompt: at least one id; see `Tokenizer.start` for a text that starts from nothing.
-        tokens: how many ids to generate.
+        tokens: how many ids to generate at most.
         cache: keep keys and values. Without it the same numbers are computed again for each token.
+        ends: ids that end a text; the one that is drawn is not part of it.
 
     Raises:
         SamplingError: an empty prompt, or an id that the model does not have.
@@ -101,6 +101,8 @@ def generate(
     for number in range(tokens):
         logits = _next(reader, window, done)
         window.append(sampling.choose(logits, number))
+        if window[-1] in ends:
+            return
         yield window[-1]
         done = len(window) - 1 if cache else 0
         if len(window) > context:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
+from minitrain.batch import Batch
 from minitrain.comm.group import Group
 from minitrain.layout import Layout
+from minitrain.parallel.worker import Loss
 from minitrain.train import build
+from minitrain.train.asynchronous import SERVER, Trainer
 from minitrain.train.checkpoint import state
 from minitrain.train.config.resolve import to_toml
-from minitrain.train.config.sections import RunConfig
-from minitrain.train.data.text import Corpus
 from minitrain.train.folder import RunFolder
+from minitrain.train.local import Trainer as LocalTrainer
 from minitrain.train.metrics import (
     MetricsFile,
     flops_per_token,
@@ -25,77 +28,9 @@ from minitrain.train.metrics import (
     over_ranks,
     router_figures,
 )
-from minitrain.train.step import Stepper, StepResult
-
-
-class Reporter(Protocol):
-    """Who is told what happens, on rank 0."""
-
-    def opened(self, folder: Path) -> None:
-        """The run has its folder, and begins."""
-
-    def step(self, record: dict[str, Any]) -> None:
-        """A step is done."""
-
-    def evaluation(self, record: dict[str, Any]) -> None:
-        """The held-out text has been evaluated."""
-
-    def saved(self, path: Path) -> None:
-        """A checkpoint is whole."""
-
-
-@dataclass
-class Stop:
-    """A wish to stop, which a signal handler sets.
-
-    Attributes:
-        signal: the signal's number; 0 for no wish.
-    """
-
-    signal: int = 0
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run to be done, the same on every rank.
-
-    Attributes:
-        start: the checkpoint to go on from; None to start from nothing.
-        notes: remarks for the user, one line each.
-        xp: where ranks compute: numpy, or cupy on the GPU that each has taken.
-        blas: BLAS threads of each rank, as before the run was resumed; None: what suits it.
-        stop: where any rank has a signal, all ranks stop after the same step, and save.
-    """
-
-    config: RunConfig
-    layout: Layout
-    corpus: Corpus
-    folder: RunFolder
-    start: Path | None
-    notes: tuple[str, ...] = ()
-    xp: Any = np
-    blas: int | None = None
-    stop: Stop = field(default_factory=Stop)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a run ended.
-
-    Attributes:
-        steps: how many it has done, those before a resumption included.
-        loss: of the last step.
-        val_loss, val_bits_per_byte: of the last evaluation; None if there was none.
-        stopped: the signal that ended it before its last step; 0 if it came to its end.
-        run_dir: the folder that it is kept in.
-    """
-
-    steps: int
-    loss: float | None
-    val_loss: float | None
-    val_bits_per_byte: float | None
-    stopped: int
-    run_dir: str = field(default="", compare=False)
+from minitrain.train.recordings import Recordings
+from minitrain.train.run import Outcome, Reporter, Run
+from minitrain.train.step import Stepper
 
 
 def train(group: Group, run: Run, reporter: Reporter | None = None) -> Outcome:
@@ -109,11 +44,11 @@ def train(group: Group, run: Run, reporter: Reporter | None = None) -> Outcome:
         CheckpointError: a checkpoint to start from that is broken, before anything is written.
         FolderError: a folder that can't be made, or of a run that another process trains.
     """
-    vocab = run.corpus.tokenizer.vocab
-    stepper = build.stepper_of(run.config, run.layout, group, vocab, run.xp)
-    done = state.resume(stepper, run.start) if run.start else 0
-    group.barrier()
     listeners: list[Reporter] = []
+    kinds = {"sync": _Loop, "async": _AsyncLoop, "local": _LocalLoop}
+    loop = kinds[run.config.sync.mode](group, run, listeners)
+    done = loop.resume(run.start) if run.start else 0
+    group.barrier()
     with ExitStack() as stack:
         if group.rank == 0:
             folder = run.folder.claim()
@@ -126,7 +61,8 @@ def train(group: Group, run: Run, reporter: Reporter | None = None) -> Outcome:
         run = replace(run, folder=_agreed(group, run.folder))
         for listener in listeners:
             listener.opened(run.folder.path)
-        return _Loop(group, run, stepper, listeners).run(done)
+        loop.task = run
+        return loop.run(done)
 
 
 def _agreed(group: Group, folder: RunFolder) -> RunFolder:
@@ -139,65 +75,102 @@ def _agreed(group: Group, folder: RunFolder) -> RunFolder:
 class _Loop:
     """The state of a loop on one rank."""
 
-    def __init__(self, group: Group, run: Run, stepper: Stepper, listeners: list[Reporter]):
-        self.group, self.task, self.stepper, self.listeners = group, run, stepper, listeners
-        self.flops = flops_per_token(stepper.model.module.config)
+    def __init__(self, group: Group, run: Run, listeners: list[Reporter]):
+        self.group, self.task, self.listeners = group, run, listeners
+        self.stepper = self._stepper()
+        self.flops = flops_per_token(build.sizes_of(run.config, run.corpus.tokenizer.vocab))
         self.loss: float | None = None
         self.validation: dict[str, Any] = {}
         self.saved = -1
 
     def run(self, done: int) -> Outcome:
-        """Steps done + 1 to the last."""
+        """Steps done + 1 to the last.
+
+        Raises:
+            WriteError: at the end, if the trace could not be written.
+        """
         section = self.task.config.run
+        self._begin(done)
         stopped = 0
         if done == 0:
             self._evaluate(0)
         while done < section.steps and not stopped:
-            stopped = self._step(done)
-            done += 1
+            done, stopped = self._advance(done)
             if done % section.eval_every == 0 or done == section.steps:
                 self._evaluate(done)
             if done % section.save_every == 0:
                 self._save(done)
         if self.saved != done:
             self._save(done)
+        self._end()
         value = self.validation.get
         if done == section.steps:
             stopped = 0  # too late to change anything
         return Outcome(done, self.loss, value("val_loss"), value("val_bits_per_byte"), stopped,
                        str(self.task.folder.path))  # fmt: skip
 
-    def _step(self, index: int) -> int:
-        config, start = self.task.config, time.perf_counter()
-        with self.group.ledger() as ledger:
-            batch = self.task.corpus.batch(
-                index, config.data.batch, config.model.context, config.run.seed
-            )
-            result = self.stepper.step(batch)
+    def resume(self, start: Path) -> int:
+        """Go on from a checkpoint; the steps it has done."""
+        return state.resume(self.stepper, start)
+
+    def _stepper(self) -> Stepper:
+        """What is evaluated and saved, on the ranks that do."""
+        run = self.task
+        vocab = run.corpus.tokenizer.vocab
+        return build.stepper_of(run.config, run.layout, self.group, vocab, run.xp)
+
+    def batch(self, index: int) -> Batch:
+        """The global batch of a step."""
+        config = self.task.config
+        return self.task.corpus.batch(
+            index, config.data.batch, config.model.context, config.run.seed
+        )
+
+    def _advance(self, done: int) -> tuple[int, int]:
+        """Some steps more: how many there are then, and the signal that asks to stop, or 0."""
+        start, recordings = time.perf_counter(), self.recordings
+        with self.group.ledger() as ledger, recordings.step(done + 1):
+            result = self.stepper.step(self.batch(done))
         seconds = time.perf_counter() - start
         cost, stop = over_ranks(self.group, seconds, ledger, self.task.stop.signal)
-        self.loss = result.loss
-        self._record(index + 1, result, cost | router_figures(self.stepper.model))
-        return stop
+        figures = router_figures(self.stepper.model)
+        self._record({"step": done + 1, **result._asdict(), **cost, **figures})
+        final = done + 1 == self.task.config.run.steps or stop > 0
+        recordings.stepped(done + 1, final=final)
+        self.task = recordings.run
+        return done + 1, stop
 
-    def _record(self, step: int, result: StepResult, cost: dict[str, Any]) -> None:
-        rate = result.tokens / cost["step_seconds"]
-        record = {
-            "step": step,
-            **result._asdict(),
-            "tokens_per_second": rate,
-            "flops_per_second": rate * self.flops,
-            **cost,
-        }
+    def _begin(self, done: int) -> None:
+        """The run begins, after so many steps."""
+        self.recordings = Recordings(
+            self.group, self.stepper, self, self.listeners, self.task, done
+        )
+
+    def _end(self) -> None:
+        """It has ended, and is saved."""
+        if self.recordings.error is not None:
+            raise self.recordings.error
+
+    def _next_end(self, done: int) -> int:
+        """The next step after which there is something to evaluate or save."""
+        section = self.task.config.run
+        ends = ((done // every + 1) * every for every in (section.eval_every, section.save_every))
+        return min(section.steps, *ends)
+
+    def _record(self, record: dict[str, Any]) -> None:
+        """Tell of a step, with its rates."""
+        rate = record["tokens"] / record["step_seconds"]
+        self.loss = record["loss"]
+        rates = {"tokens_per_second": rate, "flops_per_second": rate * self.flops}
         for listener in self.listeners:
-            listener.step(record)
+            listener.step({**record, **rates})
 
     def _evaluate(self, step: int) -> None:
         """The loss on the held-out text: Σ over tokens ÷ their number, each token once."""
         corpus, config, start = self.task.corpus, self.task.config, time.perf_counter()
         nats, tokens = 0.0, 0
         for batch in corpus.evaluation(config.model.context, config.data.batch):
-            loss = self.stepper.model.evaluate(batch)
+            loss = self._loss_of(batch)
             nats, tokens = nats + loss.value * loss.tokens, tokens + loss.tokens
         self.validation = {
             "step": step,
@@ -209,10 +182,97 @@ class _Loop:
         for listener in self.listeners:
             listener.evaluation(self.validation)
 
+    def _loss_of(self, batch: Batch) -> Loss:
+        """The plain loss of a batch; on the ranks that evaluate, the same."""
+        loss: Loss = self.stepper.model.evaluate(batch)
+        return loss
+
     def _save(self, step: int) -> None:
         self.saved = step
         task = self.task
-        path = state.save(self.stepper, task.folder.checkpoints, step, task.config, task.corpus)
+        apart = self.group if task.config.sync.mode == "local" else None
+        path = state.save(
+            self.stepper, task.folder.checkpoints, step, task.config, task.corpus, apart
+        )
         if path is not None:
             for listener in self.listeners:
                 listener.saved(path)
+
+
+class _UnsynchronisedLoop(_Loop):
+    """The same with steps that ranks do not do together, of which there is no trace."""
+
+    trainer: Any
+
+    def _begin(self, done: int) -> None:
+        pass
+
+    def _end(self) -> None:
+        pass
+
+    def _advance(self, done: int) -> tuple[int, int]:
+        reached: tuple[int, int] = self.trainer.advance(done, self._next_end(done))
+        return reached
+
+
+class _LocalLoop(_UnsynchronisedLoop):
+    """Ranks train by themselves, and meet now and then."""
+
+    def resume(self, start: Path) -> int:
+        """See _Loop: an optimizer's state is each rank's own."""
+        return state.resume(self.stepper, start, self.group)
+
+    def _stepper(self) -> Any:
+        run, alone = self.task, self.group.subgroup([self.group.rank], "alone")
+        vocab = run.corpus.tokenizer.vocab
+        stepper = build.stepper_of(run.config, Layout(), alone, vocab, run.xp)
+        self.trainer = LocalTrainer(self.group, run.config, stepper, self.batch,
+                                    lambda: self.task.stop.signal, self._record)  # fmt: skip
+        return stepper
+
+    def _loss_of(self, batch: Batch) -> Loss:
+        mine, ranks = super()._loss_of(batch), self.group.size  # of this rank's share alone
+        total = float(self.group.all_reduce(np.array([mine.value]), purpose="scalar")[0])
+        return Loss(total / ranks, round(mine.tokens * ranks))
+
+
+class _AsyncLoop(_UnsynchronisedLoop):
+    """There is a parameter server, on whose rank all that is told, evaluated and saved is."""
+
+    def __init__(self, group: Group, run: Run, listeners: list[Reporter]):
+        super().__init__(group, run, listeners)
+        self.serves = group.rank == SERVER
+
+    def resume(self, start: Path) -> int:
+        """See _Loop: all weights are the server's."""
+        done = super().resume(start) if self.serves else 0
+        return int(self.group.broadcast(np.array([done]), SERVER, purpose="control")[0])
+
+    def run(self, done: int) -> Outcome:
+        """See _Loop; the other ranks learn the figures from the server's."""
+        end = super().run(done)
+        mine = np.array([end.loss, end.val_loss, end.val_bits_per_byte], np.float64)  # None: NaN
+        numbers = self.group.broadcast(mine, SERVER, purpose="control").tolist()
+        loss, nats, bits = (None if math.isnan(x) else x for x in numbers)
+        return replace(end, loss=loss, val_loss=nats, val_bits_per_byte=bits)
+
+    def _stepper(self) -> Any:
+        run = self.task
+        vocab = run.corpus.tokenizer.vocab
+
+        def make(solo: Group) -> Stepper:
+            return build.stepper_of(run.config, Layout(), solo, vocab, run.xp)
+
+        self.trainer = Trainer(self.group, run.layout.dp, run.config, make, self.batch,
+                               lambda: self.task.stop.signal, self._record)  # fmt: skip
+        return self.trainer.stepper
+
+    def _evaluate(self, step: int) -> None:
+        if self.serves:
+            super()._evaluate(step)
+
+    def _save(self, step: int) -> None:
+        self.saved = step
+        if self.serves:
+            super()._save(step)
+        self.group.barrier()

@@ -22,7 +22,7 @@ from minitrain.train.disk import WriteError, advice, replace_text
 
 
 class MetricsFile:
-    """A file of JSON records, one a line, written as soon as they are known; a `loop.Reporter`.
+    """A file of JSON records, one a line, written as soon as they are known; a `run.Reporter`.
 
     Every method raises WriteError where the disk is full.
     """
@@ -51,6 +51,9 @@ class MetricsFile:
 
     def saved(self, path: Path) -> None:
         """Checkpoints are not recorded: they are there to be seen."""
+
+    def note(self, line: str) -> None:
+        """Remarks are for people."""
 
     def _write(self, record: dict[str, Any]) -> None:
         known = {k: v for k, v in record.items() if not isinstance(v, float) or math.isfinite(v)}

@@ -20,8 +20,8 @@ from minitrain.train.disk import own_kind
 from minitrain.train.folder import FolderError, RunFolder
 
 # How long the run is, how fast it learns, when it writes, what it computes twice, how a pipeline is
-# cut and where its text lies may be changed. All else would make it another run: shapes, seed,
-# batch, optimizer, and what the text is (`check_same`).
+# cut and what its stages do when, and where its text lies may be changed. All else would make it
+# another run: shapes, seed, batch, optimizer, and what the text is (`check_same`).
 FREE = (
     "data.path",
     "run.steps",
@@ -29,6 +29,9 @@ FREE = (
     "run.save_every",
     "run.recompute",
     "run.stages",
+    "run.times",
+    "run.memory",
+    "run.instructions",
     "optimizer.lr",
     "optimizer.min_lr",
     "optimizer.warmup",

@@ -16,6 +16,7 @@ from minitrain.train.checkpoint import files
 from minitrain.train.checkpoint.manifest import CheckpointError
 from minitrain.train.checkpoint.weights import load_model
 from minitrain.train.generate import Sampling, generate
+from minitrain.train.huggingface.origin import Origin
 from minitrain.train.metrics import largest_product
 
 
@@ -24,32 +25,33 @@ class Sample(NamedTuple):
 
     Attributes:
         ids: of its tokens, the prompt's not among them.
-        text: the same as bytes; a character at its end may be cut off.
+        text: of the prompt and these, decoded together, because a tokenizer may treat the first
+            token of a text unlike the others; a character at its end may be cut off.
     """
 
     ids: list[int]
     text: bytes
 
 
-def sample(
-    path: Path, tokens: int, sampling: Sampling, prompt: bytes = b"", *, xp: Any = np
-) -> Sample:
-    """Let the model of a checkpoint continue a prompt by so many tokens.
+def sample(path: Path, tokens: int, sampling: Sampling, prompt: bytes = b"", *, xp: Any = np,
+           past_end: bool = False) -> Sample:  # fmt: skip
+    """Let the model of a checkpoint continue a prompt by so many tokens, or to the text's end.
 
     An empty prompt makes the model begin a text, after its tokenizer's `start`. It computes on xp:
-    numpy, or cupy.
+    numpy, or cupy. A converted model's eos_token_id ends a text, but where `past_end` is set.
 
     Raises:
         CheckpointError: a checkpoint that is not whole. TokenizerError: a prompt that the tokenizer
             cannot take.
     """
     model, tokenizer = load_model(path)
+    ends = () if past_end else Origin.load(path).ids("eos_token_id")
     for parameter in model.parameters().values():
         parameter.array = from_host(parameter.array, xp)
-    before = tokenizer.encode(prompt).tolist() or [tokenizer.start]
+    before = tokenizer.encode(prompt).tolist()
     set_blas_threads(fitting_blas_threads(largest_product(model.config, 1)))
-    ids = list(generate(model, before, tokens, sampling))
-    return Sample(ids, tokenizer.decode(np.array(ids, np.int64)))
+    ids = list(generate(model, before or [tokenizer.start], tokens, sampling, ends=ends))
+    return Sample(ids, tokenizer.decode(np.array(before + ids, np.int64)))
 
 
 def find(path: Path | None) -> Path:

@@ -95,8 +95,7 @@ class Stepper:
         norm = self.model.gradient_norm()
         if self.loss_scale is not None and self._overflows(self.loss_scale, batch.step + 1):
             return StepResult(loss, tokens, lr, norm, scale, skipped=True)
-        if not math.isfinite(loss) or not math.isfinite(norm):
-            raise TrainingError(self._diagnosis(batch.step + 1, loss, norm))
+        self.check_finite(batch.step + 1, loss, norm)
         return StepResult(loss, tokens, lr, norm, scale)
 
     @np.errstate(over="ignore", invalid="ignore")  # no checkpoint is made of what is not finite
@@ -108,7 +107,7 @@ class Stepper:
             self.optimizer.step(
                 weights,
                 gradient,
-                {name: slot[span] for name, slot in self.slots.items()},
+                {name: self.slots[name][span] for name in self.optimizer.slots},
                 lr=result.lr,
                 count=self.updates,
                 decay=decay,
@@ -130,11 +129,20 @@ class Stepper:
         scale.update(culprit is not None)
         return culprit is not None
 
-    def _diagnosis(self, step: int, loss: float, norm: float) -> str:
+    def check_finite(self, step: int, loss: float, norm: float) -> None:
+        """Refuse to go on with a loss or gradient that is not finite.
+
+        Raises:
+            TrainingError: with the name of the parameter where it began.
+        """
+        if math.isfinite(loss) and math.isfinite(norm):
+            return
         culprit = self.model.first_not_finite()
         if culprit is None:
-            return f"step {step}: the loss is {loss}; no weight was changed. Lower --lr"
-        return (
+            raise TrainingError(
+                f"step {step}: the loss is {loss}; no weight was changed. Lower --lr"
+            )
+        raise TrainingError(
             f"step {step}: the gradient of {culprit} is not finite (loss {loss}, gradient norm "
             f"{norm}); no weight was changed. Lower --lr, or go on from the last checkpoint with "
             "--resume"

@@ -37,6 +37,7 @@ PLACES = [
     ("minitrain.train.huggingface.pretrained.write", ("convert", "run", "new")),
     ("minitrain.planner.published.predictions", ("plan", "--published")),
     ("minitrain.schedules.simulate.simulate", ("schedule", "1f1b")),
+    ("minitrain.train.timeline.read", ("trace", "trace.json")),
     ("minitrain.oracle.verify", ("doctor",)),
 ]
 

@@ -61,7 +61,7 @@ def test_evaluations_and_checkpoints_have_lines(capsys: pytest.CaptureFixture[st
         progress.evaluation({"step": 5, "val_loss": 1.5, "val_bits_per_byte": 2.164})
         progress.evaluation({"step": 6, "val_loss": 1.5, "val_bits_per_byte": None})
         progress.saved(Path("runs/0001-cpu/checkpoints/step-000005"))
-        progress.say("[bold] is no markup")
+        progress.note("[bold] is no markup")
     assert capsys.readouterr().err.splitlines() == [
         "step 5/10  held out: 1.5000 nats/byte, 2.164 bits/byte",
         "step 6/10  held out: 1.5000 nats/byte",

@@ -96,7 +96,9 @@ def test_files(tmp_path: Path) -> None:
         (["1f1b", "--pp", "100000", "--micro-batches", "100000"], "is more than 4,194,304 passes"),
         (["1f1b", "--width", "100000000"], "not in the range"),
         (["1f1b", "--memory", "0.5"], "0.5 is not in the range x>=1"),
-        (["1f1b", "--svg", "no/such/folder/a.svg"], "no/such/folder/a.svg"),
+        (["1f1b", "--svg", "no/such/a.svg"], "cannot draw into no/such/a.svg: No such file or"),
+        (["1f1b", "--svg", ""], "Invalid value for '--svg': it is empty"),
+        (["1f1b", "--png", ""], "Invalid value for '--png': it is empty"),
         (["1f1b", "--pp", "16", "--micro-batches", "2000", "--svg", "a.svg"], "64000 instructions"),
     ],
 )

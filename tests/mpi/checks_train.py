@@ -6,6 +6,7 @@ import shutil
 import signal
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +17,11 @@ from minitrain.nn import GPTConfig
 from minitrain.oracle.task import Task
 from minitrain.oracle.verify import gather_rows, verify_rank
 from minitrain.train import loop
+from minitrain.train.config.resolve import resolve
+from minitrain.train.trace_file import TraceFile
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
+from chrome_format import assert_format, load, slices
 from small_run import arrays, assert_bitwise, config, corpus, run_of, steps_of
 
 TINY = GPTConfig(vocab=11, context=5, layers=1, heads=2, width=8, dropout=0.2)
@@ -65,6 +69,35 @@ def shared_folder(group: Group) -> Path:
     return Path(bytes(group.broadcast(text, 0, purpose="control")).decode())
 
 
+def check_a_parameter_server_between_processes(group: Group) -> None:
+    """In real time every push is applied; at staleness 0 the losses are synchronous training's."""
+    path, layout = shared_folder(group), f"dp{group.size}"
+    for name, flags in (("async", {"staleness": 1}), ("same", {"staleness": 0})):
+        given = config(steps=4, batch=10, sync="async", **flags)
+        loop.train(group, run_of(path / name, given, layout))
+    loop.train(group, run_of(path / "sync", config(steps=4, batch=10), layout))
+    group.barrier()
+    if group.rank == 0:
+        assert steps_of(path / "async")[-1]["version"] == 4 * group.size
+        one, two = ([r["loss"] for r in steps_of(path / name)] for name in ("same", "sync"))
+        np.testing.assert_allclose(one, two, rtol=1e-12)
+        shutil.rmtree(path)
+    group.barrier()
+
+
+def check_local_sgd_between_processes(group: Group) -> None:
+    """Each rank's moments are in the checkpoint, and a run goes on with them."""
+    path, layout = shared_folder(group), f"dp{group.size}"
+    given = config(steps=4, batch=10, sync="local", sync_every=2, eval_every=2, save_every=2)
+    whole = loop.train(group, run_of(path, given, layout))
+    start = path / "checkpoints" / "step-000002"
+    assert loop.train(group, run_of(path, given, layout, start)) == whole
+    group.barrier()
+    if group.rank == 0:
+        shutil.rmtree(path)
+    group.barrier()
+
+
 def check_a_run_is_stopped_on_all_ranks_by_a_signal_to_one_and_resumed_bitwise(
     group: Group,
 ) -> None:
@@ -94,5 +127,24 @@ def check_a_run_is_stopped_on_all_ranks_by_a_signal_to_one_and_resumed_bitwise(
             assert record["comm_bytes"] == on_threads["comm_bytes"]
             assert record["comm_bytes_by_purpose"] == on_threads["comm_bytes_by_purpose"]
         assert corpus().held_out.size - 1 == 139
+        shutil.rmtree(path)
+    group.barrier()
+
+
+def check_a_trace_is_of_all_ranks_on_one_clock(group: Group) -> None:
+    """Every message has both its ends, and none comes before it is sent; so the same bytes."""
+    path = shared_folder(group)
+    layout = f"pp{group.size},zb-auto" if group.size > 1 else "dp1"
+    given = config(steps=5, layers=4, batch=12, micro_batches=3)
+    run = replace(run_of(path, given, layout), trace=TraceFile(None))
+    loop.train(group, run)
+    if group.rank == 0:
+        document = load(run.folder.trace)
+        assert_format(document, group.size)
+        sends = [event["args"] for event in slices(document, "communication")]
+        traced = sum(each.get("bytes", 0) + each.get("header_bytes", 0) for each in sends)
+        assert traced == sum(record["comm_bytes"] for record in steps_of(path)[1:4])
+        found = resolve(file=run.folder.config).run.instructions
+        assert (found is None) == (group.size == 1)
         shutil.rmtree(path)
     group.barrier()

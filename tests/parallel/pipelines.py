@@ -22,6 +22,7 @@ from minitrain.train.step import Stepper
 SCHEDULES = (
     *("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2"),
     *("zb-v", "v-half", "v-min", "dualpipe-v"),
+    *("zb-auto", "zb-auto,chunks2"),
 )
 # ε is far above the rounding of tiny gradients, which AdamW would magnify.
 OPTIMIZERS: dict[str, Optimizer] = {

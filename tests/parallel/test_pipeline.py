@@ -117,7 +117,7 @@ def test_the_preset_that_verify_takes_by_default() -> None:
         ("pp2", {"stages": (1, 1)}, "stages 1,1 have 2 blocks on 2 stages, but the model has 3"),
         ("pp2", {"stages": (1, 1, 1)}, "blocks on 3 stages, but .* the layout 2 stage.s.; give 2"),
         ("pp2", {"stages": (4, -1)}, "stages 4,-1 have"),
-        ("pp2,zb-auto", {}, "zb-auto is a search for given times, and training has none"),
+        ("pp2,zb-auto,chunks3", {}, r"zb-auto has 1 or 2 chunks on each rank, not 3"),
         ("pp2,zb-v,chunks3", {}, r"zb-v has 2 chunk\(s\) on each rank, not 3"),
         (
             "pp2,dualpipe-v",

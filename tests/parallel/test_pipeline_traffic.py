@@ -21,7 +21,6 @@ from minitrain.nn.families import declare
 from minitrain.parallel import Mesh, parallelize
 from minitrain.parallel.stages import route_of, schedule_of
 from minitrain.schedules import Schedule, peaks, receives, sends
-from minitrain.schedules.build import build
 
 CONFIG = GPTConfig(vocab=19, context=6, layers=6, heads=2, width=12, hidden=10, tied=False)
 BATCH, ITEM = 8, 8
@@ -99,7 +98,8 @@ def test_over_a_boundary_micro_batches_go_and_come_in_one_order(
 ) -> None:
     """Boundaries relies on it: a message tells its boundary and direction, not its micro-batch."""
     try:
-        schedule = build(name, stages, micro_batches, chunks if name == "interleaved" else None)
+        layout = f"pp{stages},{name}" + f",chunks{chunks}" * (name == "interleaved")
+        schedule = schedule_of(Layout.parse(layout), micro_batches)
     except UserError:
         return
     gone, come = in_order(schedule, sends), in_order(schedule, receives)

@@ -97,9 +97,22 @@ def test_the_command_keeps_the_stages_and_says_when_some_wait(tmp_path: Path) ->
     ("words", "message"),
     [
         ("--layout pp2 --stages 1,1", "stages 1,1 have 2 blocks on 2 stages, but the model has 4"),
+        ("--layout dp1 --stages 1,3", "number(s) that add up to 4, or --stages none for a cut"),
         ("--layout pp2 --stages 1,x", "must be whole numbers with commas between"),
         ("--layout pp8", "6 links (embedding, layers, head) cannot be cut into 8 parts (pp 8)"),
-        ("--layout pp2,zb-auto", "zb-auto is a search for given times, and training has none"),
+        ("--layout pp2,zb-auto,chunks3", "zb-auto has 1 or 2 chunks on each rank, not 3"),
+        ("--layout pp2 --times 1,1,1", "run.times = 1,1,1 is for zb-auto, but the layout is pp2,1"),
+        ("--memory 2", "run.memory = 2.0 is for zb-auto, but the layout is dp1; leave it out"),
+        ("--layout pp2,zb-auto --memory 0.5", "must be a finite number of at least 1"),
+        ("--layout pp2,zb-auto --times 1,1", "must be F,B,W or F,B,W,T, times such as 1,1.2,0.8,0"),
+        (
+            "--layout pp2,zb-auto --instructions F0B0",
+            "must be instructions of each stage",
+        ),
+        (
+            "--layout pp2,zb-auto --instructions F0",
+            "run.instructions are of 1 stage(s)",
+        ),
         ("--layout pp2,dualpipe-v", "dualpipe-v on 2 stage(s) needs at least 4 micro-batches"),
         ("--layout pp2 --micro-batches 5", "batch 24 does not divide evenly into 5 parts"),
     ],

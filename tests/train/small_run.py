@@ -16,7 +16,8 @@ from minitrain.train.config.resolve import resolve
 from minitrain.train.config.sections import RunConfig
 from minitrain.train.data.text import Corpus
 from minitrain.train.folder import RunFolder
-from minitrain.train.loop import Outcome, Run, train
+from minitrain.train.loop import train
+from minitrain.train.run import Outcome, Run
 
 SIZES = {"layers": 1, "heads": 2, "width": 8, "context": 8, "batch": 6}
 LENGTH = {"steps": 20, "warmup": 3, "eval_every": 8, "save_every": 10}

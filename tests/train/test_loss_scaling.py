@@ -23,6 +23,7 @@ from minitrain.parallel.placement import WHOLE
 from minitrain.parallel.plan import plan_of
 from minitrain.parallel.reduce import Reducer
 from minitrain.parallel.table import Entry
+from minitrain.schedules import one_stage
 from minitrain.train.step import Stepper, TrainingError
 
 
@@ -62,7 +63,9 @@ def slope_stepper(start: list[float], slopes: dict[int, list[float]], lr: Any, s
     flat.fill(name, slope.start)
     mesh, table = Mesh(world(), Layout()), {name: Entry(shape, WHOLE, WHOLE)}
     reducer = Reducer(table, {name: plan_of(table[name], mesh, frozenset({0}))}, mesh, flat, flat)
-    model = ParallelModel(Bare(slope), mesh, table, reducer, [range(1)], micro_batches=1, seed=0)
+    model = ParallelModel(
+        Bare(slope), mesh, table, reducer, [range(1)], schedule=one_stage(1), seed=0
+    )
     return Stepper(model, SGD(), lr, clip, scale)
 
 

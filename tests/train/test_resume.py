@@ -22,6 +22,7 @@ from minitrain.train.config.resolve import resolve, to_toml, values
 from minitrain.train.data.text import Corpus, TextError
 from minitrain.train.folder import FolderError, RunFolder
 from minitrain.train.resume import absolute, check_same, resumed
+from minitrain.train.run import Outcome
 
 VARIED = {"tokens_per_second", "flops_per_second", "step_seconds", "comm_seconds", "peak_bytes"}
 VARIED |= {"val_seconds"}
@@ -58,7 +59,7 @@ def do_until(path: Path, given: Any, layout: str, stop_at: int) -> None:
     """A run that is asked, on its last rank alone, to stop during a step."""
     run = run_of(path, given, layout)
 
-    def program(group: Group) -> loop.Outcome:
+    def program(group: Group) -> Outcome:
         mine = run_of(path, given, layout) if group.rank == group.size - 1 else run
         batch = mine.corpus.batch
 

@@ -23,8 +23,9 @@ from minitrain.nn import GPT, GPTConfig
 from minitrain.train.checkpoint.weights import save_model
 from minitrain.train.data.tokenizer import ByteTokenizer
 from minitrain.train.folder import FolderError, RunFolder, next_free
-from minitrain.train.loop import Run, train
+from minitrain.train.loop import train
 from minitrain.train.resume import resumed
+from minitrain.train.run import Run
 
 
 def test_runs_that_start_at_once_get_numbers_of_their_own(tmp_path: Path) -> None:

@@ -36,7 +36,8 @@ class Manifest:
 
     Attributes:
         step: steps done.
-        updates: updates applied, fewer where batches had no valid token.
+        updates: updates applied, fewer where batches had no valid token; more with a parameter
+            server, which applies each worker's.
         layout: the layout that wrote it, for information.
         model: family and sizes of the model, as `families.to_values` gives them.
         text: a digest of the tokens that it was trained on, "" if there were none.
@@ -82,7 +83,8 @@ def read_manifest(path: Path) -> Manifest:
         for name, kind in _KINDS.items():
             if not isinstance(getattr(manifest, name), kind):
                 raise ValueError(f"its {name} is {getattr(manifest, name)!r:.40}")
-        if not 0 <= manifest.updates <= manifest.step:
+        served = manifest.config.get("sync.mode") == "async"
+        if manifest.updates < 0 or (manifest.updates > manifest.step and not served):
             raise ValueError(f"{manifest.updates} updates in {manifest.step} steps")
         if NAME.match(path.name) and manifest.step != step_of(path):
             raise ValueError(f"it is of step {manifest.step}")

@@ -24,19 +24,24 @@ from minitrain.train.step import Stepper
 
 
 def save(
-    stepper: Stepper, folder: Path, step: int, config: RunConfig, corpus: Corpus
-) -> Path | None:
+    stepper: Stepper, folder: Path, step: int, config: RunConfig, corpus: Corpus,
+    apart: Group | None = None,
+) -> Path | None:  # fmt: skip
     """Write a checkpoint of a run: each distinct piece once, by the first rank that holds it.
 
     Returns its path on rank 0, None on the others. All return once it is whole.
+
+    Args:
+        apart: ranks with the same weights, each with a stepper and an optimizer's state of its own.
 
     Raises:
         TrainingError: on all ranks alike, a weight that is not finite; nothing is written then.
     """
     model, draft, path = stepper.model, Draft(folder, step), None
     weights = model.lives.views(model.lives.weights)
-    check_finite_everywhere(model.mesh.world, list(model.table), weights)
-    world, mine = model.mesh.world, _pieces(stepper)
+    world = apart or model.mesh.world
+    check_finite_everywhere(world, list(model.table), weights)
+    mine = _own_state(stepper, apart.rank) if apart and apart.rank else _pieces(stepper)
     if world.rank == 0:
         draft.begin()
     world.barrier()
@@ -50,7 +55,7 @@ def save(
             text=corpus.digest,
             tokenizer=corpus.tokenizer.spec,
             config=values(config),
-            arrays=_entries(stepper),
+            arrays=_entries(stepper, apart.size if apart else 1),
             loss_scale=None if stepper.loss_scale is None else stepper.loss_scale.state(),
             blas=blas_threads_now(),
             sources=dict(corpus.sources),
@@ -68,8 +73,11 @@ def _all_sums(world: Group, mine: str | None) -> dict[str, str]:
     return {file_of(rank): f"{n:08x}" for rank, n in enumerate(table.tolist()) if n >= 0}
 
 
-def resume(stepper: Stepper, path: Path) -> int:
+def resume(stepper: Stepper, path: Path, apart: Group | None = None) -> int:
     """Fill a run's weights and optimizer state from a checkpoint; the steps it has done.
+
+    Args:
+        apart: see `save`; ranks that were not there then take the first one's state.
 
     Raises:
         CheckpointError: a checkpoint that is not whole, or is of another model.
@@ -77,10 +85,13 @@ def resume(stepper: Stepper, path: Path) -> int:
     manifest, model = read_manifest(path), stepper.model
     holdings = _holdings(stepper)
     files.match({key: holding.shape for key, holding in holdings.items()}, manifest, path)
-    world = model.mesh.world  # each file is looked at by one rank, and all wait for each other
+    # Each file is looked at by one rank, and all wait for each other.
+    world = apart or model.mesh.world
     files.check_files(path, manifest, sorted(manifest.checksums)[world.rank :: world.size])
     for key, holding in holdings.items():  # one whole array at a time
         if holding.part is not None:
+            own = _apart(key, apart.rank if apart else 0)
+            key = own if own in manifest.arrays else key
             whole = files.read(path, manifest, key).astype(holding.dtype, copy=False)
             piece = holding.placement.cut(whole, model.mesh.coordinates)
             holding.part[...] = from_host(piece, namespace(holding.part))
@@ -137,8 +148,35 @@ def _pieces(stepper: Stepper) -> dict[str, Array]:
     }
 
 
-def _entries(stepper: Stepper) -> dict[str, Any]:
-    """What the manifest says of the arrays of all ranks: it follows from the placements."""
+def _apart(key: str, rank: int) -> str:
+    """The key of an array of which each of some ranks has its own: "mean@2/norm.weight"."""
+    kind, _, name = key.partition("/")
+    return f"{kind}@{rank}/{name}" if rank else key
+
+
+def _own_state(stepper: Stepper, rank: int) -> dict[str, Array]:
+    """By key what the inner optimizer keeps on a rank that has a state of its own."""
+    return {
+        _apart(key, rank): holding.part
+        for key, holding in _holdings(stepper).items()
+        if holding.part is not None and key.partition("/")[0] in stepper.optimizer.slots
+    }
+
+
+def _entries(stepper: Stepper, apart: int) -> dict[str, Any]:
+    """What the manifest says of the arrays of all ranks: it follows from the placements; and what
+    it says of the state of `apart` ranks that have their own."""
+    entries = _shared_entries(stepper)
+    for rank in range(1, apart):
+        for key, holding in _holdings(stepper).items():
+            if key.partition("/")[0] in stepper.optimizer.slots:
+                at = dict.fromkeys(stepper.model.mesh.sizes, 0)
+                piece = _described(holding, at, rank)
+                entries[_apart(key, rank)] = {**entries[key], "pieces": [piece]}
+    return entries
+
+
+def _shared_entries(stepper: Stepper) -> dict[str, Any]:
     mesh = stepper.model.mesh
     return {
         key: {

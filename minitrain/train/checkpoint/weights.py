@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +16,12 @@ from minitrain.train.data.tokenizer import Tokenizer, tokenizer_of
 from minitrain.train.finite import check_finite
 
 
-def save_model(model: Model, tokenizer: Tokenizer, folder: Path) -> Path:
+def save_model(
+    model: Model, tokenizer: Tokenizer, folder: Path, texts: Mapping[str, str] | None = None
+) -> Path:
     """Write a checkpoint of a filled plain model that no run of ours made, and return its path.
+
+    texts: what else is kept beside it, file name -> content.
 
     Raises:
         TrainingError: a weight that is not finite.
@@ -32,7 +37,7 @@ def save_model(model: Model, tokenizer: Tokenizer, folder: Path) -> Path:
         arrays={},
     )
     arrays = {f"weights/{name}": p.array for name, p in model.parameters().items()}
-    return files.save(folder, about, arrays, files=tokenizer.files)
+    return files.save(folder, about, arrays, files={**tokenizer.files, **(texts or {})})
 
 
 def load_model(path: Path) -> tuple[Model, Tokenizer]:

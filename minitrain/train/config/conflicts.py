@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from minitrain.train.config.sections import MixtureSection, ModelSection, RunConfig
+    from minitrain.train.config.sections import ModelSection, RunConfig
 
 
 def conflicts(config: RunConfig) -> Iterator[str]:
@@ -19,7 +19,7 @@ def conflicts(config: RunConfig) -> Iterator[str]:
             f"model.width = {model.width} is not a multiple of model.heads = {model.heads}; "
             f"use a width such as {below or model.heads}"
         )
-    yield from _mixture_conflicts(config.mixture)
+    yield from _mixture_conflicts(config)
     if model.family == "llama":
         yield from _llama_conflicts(model)
     elif model.kv_heads is not None:
@@ -37,9 +37,46 @@ def conflicts(config: RunConfig) -> Iterator[str]:
             f"data.micro_batches = {data.micro_batches} is more than data.batch = {data.batch}, "
             f"so some would be empty; use at most {data.batch}"
         )
+    yield from _sync_conflicts(config)
 
 
-def _mixture_conflicts(mixture: MixtureSection) -> Iterator[str]:
+_OF = {
+    "async": ("staleness", "pull", "rate", "times", "jitter"),
+    "local": ("every", "outer_lr", "outer_momentum"),
+}
+
+
+def _sync_conflicts(config: RunConfig) -> Iterator[str]:
+    """Options of a way to train together that is not taken, and what that way can't do."""
+    sync = config.sync
+    for mode, names in _OF.items():
+        changed = [n for n in names if getattr(sync, n) != getattr(type(sync)(), n)]
+        if changed and sync.mode != mode:
+            yield (
+                f"sync.{changed[0]} = {getattr(sync, changed[0])} is about --sync {mode}, but this "
+                f"is --sync {sync.mode}; add --sync {mode}, or leave it out"
+            )
+    if sync.mode != "sync" and config.run.dtype == "float16":
+        yield (
+            f"run.dtype = float16 has a loss scale, on which ranks of --sync {sync.mode} would not "
+            "agree; take --dtype bfloat16 or float32"
+        )
+    if sync.worker_times is not None and 0 in sync.worker_times:
+        yield f"sync.times = {sync.times}: a step takes some time; use numbers of at least 1"
+    if sync.times is None and sync.jitter:
+        yield f"sync.jitter = {sync.jitter} is of --worker-times; give them, or leave it out"
+    for name in ("eval_every", "save_every"):
+        cadence = getattr(config.run, name)
+        if sync.mode == "local" and cadence % sync.every:
+            near = max(1, cadence // sync.every) * sync.every
+            yield (
+                f"run.{name} = {cadence} is not a multiple of sync.every = {sync.every}, at which "
+                f"ranks have one model; use a multiple, such as {near}"
+            )
+
+
+def _mixture_conflicts(config: RunConfig) -> Iterator[str]:
+    mixture, mode = config.mixture, config.sync.mode
     if mixture.experts is None:
         for field in fields(mixture):
             value = getattr(mixture, field.name)
@@ -48,10 +85,16 @@ def _mixture_conflicts(mixture: MixtureSection) -> Iterator[str]:
                     f"mixture.{field.name} = {value}, but there are no experts; leave it out, or "
                     "add some, such as --experts 8"
                 )
-    elif mixture.top_k > mixture.experts:
+        return
+    if mixture.top_k > mixture.experts:
         yield (
             f"mixture.top_k = {mixture.top_k} is more than mixture.experts = {mixture.experts}; "
             f"use at most {mixture.experts}"
+        )
+    if mode != "sync":
+        yield (
+            f"mixture.experts = {mixture.experts}: gates consider the tokens of all ranks, which "
+            f"--sync {mode} lets run apart; leave experts out, or take --sync sync"
         )
 
 

@@ -14,6 +14,8 @@ from types import NoneType
 from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
 from minitrain.errors import UserError
+from minitrain.schedules import instruction
+from minitrain.schedules.times import read_times
 
 # TOML has no null, and a flag is text: this is how a None is written in either.
 NONE = "none"
@@ -49,6 +51,25 @@ Text: TypeAlias = Annotated[
 Numbers: TypeAlias = Annotated[
     str, Rule("whole numbers with commas between, such as 3,4,4,3", lambda t: _counts(t))
 ]
+FourTimes: TypeAlias = Annotated[
+    str, Rule("F,B,W or F,B,W,T, times such as 1,1.2,0.8,0.1", lambda t: _is_read(read_times, t))
+]
+Instructions: TypeAlias = Annotated[
+    str,
+    Rule(
+        "instructions of each stage with / between, such as F0 F1 B0 B1 / F0 B0 F1 B1",
+        lambda t: all(_is_read(instruction.read, w) for w in t.replace("/", " ").split()),
+    ),
+]
+Held: TypeAlias = Annotated[float, Rule("a finite number of at least 1", lambda x: x >= 1)]
+
+
+def _is_read(read: Callable[[str], object], text: str) -> bool:
+    try:
+        read(text)
+    except UserError:
+        return False
+    return True
 
 
 def _counts(text: str) -> bool:

@@ -12,7 +12,10 @@ from typing import Any, Literal
 
 from minitrain.train.config.option import (
     Count,
+    FourTimes,
     Fraction,
+    Held,
+    Instructions,
     Natural,
     NotNegative,
     Numbers,
@@ -95,6 +98,9 @@ class DataSection:
     tokenizer: Text = _option(
         "byte", "byte, bpe:SIZE to train one, ids:SIZE for a .bin file, or a tokenizer.json"
     )
+    documents: Literal["joined", "apart"] = _option(
+        "joined", "apart: nothing is predicted across the end of a file or a line of a .jsonl"
+    )
     batch: Size = _option(12, "sequences of a step, over all ranks, drawn with replacement")
     micro_batches: Size = _option(1, "parts of the batch, computed one after the other")
 
@@ -156,6 +162,15 @@ class RunSection:
     stages: Numbers | None = _option(
         None, "blocks of each stage of a pipeline, such as 3,4,4,3; none: by their cost"
     )
+    times: FourTimes | None = _option(
+        None, "what zb-auto is searched for: F,B,W,T, see schedule; none: measured in steps 2, 3"
+    )
+    memory: Held | None = _option(
+        None, "micro-batches that a stage may hold under zb-auto; none: as many as stages"
+    )
+    instructions: Instructions | None = _option(
+        None, "what zb-auto's stages do, as F0 F1 B0 B1 / F0 B0 F1 B1; none: found, and kept here"
+    )
     eval_every: Count = _option(250, "steps between evaluations on the held-out text")
     save_every: Count = _option(500, "steps between checkpoints; the last step has one too")
 
@@ -163,6 +178,40 @@ class RunSection:
     def stage_sizes(self) -> tuple[int, ...] | None:
         """The numbers of `stages`."""
         return None if self.stages is None else tuple(map(int, self.stages.split(",")))
+
+
+@dataclass(frozen=True)
+class SyncSection:
+    """How data-parallel ranks come to one model: by sums in each step, or with less waiting."""
+
+    mode: Literal["sync", "async", "local"] = _option(
+        "sync", "sync: gradients are summed in each step; async: a server applies each rank's as "
+        "it comes; local: ranks train by themselves and average weights now and then", flag="sync"
+    )  # fmt: skip
+    staleness: Natural | None = _option(
+        1, "async: steps that a rank may be ahead of the slowest; 0: as sync; none: any number"
+    )
+    pull: Literal["whole", "partial"] = _option(
+        "whole", "async: weights come at once, or layer by layer, of different versions"
+    )
+    rate: Literal["plain", "aware"] = _option(
+        "plain", "async: aware divides the rate by a gradient's staleness", flag="staleness_rate"
+    )
+    times: Numbers | None = _option(
+        None, "async: what a step takes on each rank, such as 1,1,3, on a virtual clock that makes "
+        "the order of events an input; none: whoever comes first", flag="worker_times"
+    )  # fmt: skip
+    jitter: Fraction = _option(
+        0.0, "async: share by which these times vary, drawn from the seed", flag="worker_jitter"
+    )
+    every: Count = _option(10, "local: steps between averages", flag="sync_every")
+    outer_lr: Positive = _option(1.0, "local: how far to go to the average; DiLoCo: 0.7")
+    outer_momentum: Fraction = _option(0.0, "local: Nesterov momentum of that; DiLoCo: 0.9")
+
+    @property
+    def worker_times(self) -> tuple[int, ...] | None:
+        """The numbers of `times`."""
+        return None if self.times is None else tuple(map(int, self.times.split(",")))
 
 
 @dataclass(frozen=True)
@@ -175,6 +224,7 @@ class RunConfig:
     loss: LossSection = LossSection()
     optimizer: OptimizerSection = OptimizerSection()
     run: RunSection = RunSection()
+    sync: SyncSection = SyncSection()
 
     def value(self, option: Option) -> Any:
         """The value of one option."""

@@ -11,6 +11,7 @@ import os
 import stat
 import zlib
 from collections.abc import Collection, Mapping
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,11 +32,14 @@ class Text(NamedTuple):
         content: its bytes.
         notes: one line each on how they came together.
         sources: the files that count: name below the folder (or the file's own) -> CRC-32.
+        starts: where in the content each document but the first begins; a newline ends the one
+            before.
     """
 
     content: bytes
     notes: list[str]
     sources: Mapping[str, str]
+    starts: list[int] = []  # noqa: RUF012  (never changed)
 
 
 def read_text(path: Path | None, only: Collection[str] | None = None) -> Text:
@@ -78,7 +82,7 @@ def _read(path: Path, only: Collection[str] | None) -> Text:
         return _folder(path, only)
     if (kind := once_only(path)) == "a device" and str(path.resolve()) in _ENDLESS:
         raise TextError(f"{path} is {kind} without an end; {FIX}")
-    text, crc = _file(path)
+    documents, crc = _file(path)
     notes = []
     if path.suffix.lower() in _JSON_LINES:
         notes.append(f"{path}: the texts of its lines, joined by newlines")
@@ -87,13 +91,13 @@ def _read(path: Path, only: Collection[str] | None) -> Text:
             f"{path} is {kind}, which can be read once only: to go on with this run later, give "
             "--resume the same text by --data"
         )
-    return Text(text, notes, {path.name: crc})
+    return Text(b"\n".join(documents), notes, {path.name: crc}, _starts(documents))
 
 
 def _folder(path: Path, only: Collection[str] | None) -> Text:
     files, left = ([path / name for name in only], []) if only else files_below(path)
     found = [(file, *_file(file)) for file in sorted(files)]
-    kept = [(file, text, crc) for file, text, crc in found if text and b"\0" not in text]
+    kept = [each for each in found if any(each[1]) and not any(b"\0" in text for text in each[1])]
     if not kept:
         raise TextError(f"{path} holds no text: none of its {len(found)} file(s) has any; {FIX}")
     note = f"{path}: {len(kept)} text file(s) joined by newlines in the order of their names"
@@ -104,11 +108,17 @@ def _folder(path: Path, only: Collection[str] | None) -> Text:
     if left:
         notes.append(f"{path}: left out: {shown(left)}")
     sources = {str(file.relative_to(path)): crc for file, _, crc in kept}
-    return Text(b"\n".join(text for _, text, _ in kept), notes, sources)
+    documents = [text for _, texts, _ in kept for text in texts]
+    return Text(b"\n".join(documents), notes, sources, _starts(documents))
 
 
-def _file(path: Path) -> tuple[bytes, str]:
-    """The text of a file, and the CRC-32 of all that it holds."""
+def _starts(documents: list[bytes]) -> list[int]:
+    """Where documents that are joined by newlines begin, but the first."""
+    return list(accumulate(len(text) + 1 for text in documents[:-1]))
+
+
+def _file(path: Path) -> tuple[list[bytes], str]:
+    """The documents of a file, most often one, and the CRC-32 of all that it holds."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -118,11 +128,11 @@ def _file(path: Path) -> tuple[bytes, str]:
     if stands := pointer(content):
         raise TextError(f"{path} {stands}")
     text, crc = content.removeprefix(_MARK), f"{zlib.crc32(content):08x}"
-    return (_json_lines(path, text) if path.suffix.lower() in _JSON_LINES else text), crc
+    return (_json_lines(path, text) if path.suffix.lower() in _JSON_LINES else [text]), crc
 
 
-def _json_lines(path: Path, content: bytes) -> bytes:
-    """The texts of JSON objects, one a line, joined by newlines; blank lines are left out."""
+def _json_lines(path: Path, content: bytes) -> list[bytes]:
+    """The texts of JSON objects, one a line; blank lines are left out."""
     texts = []
     # Not splitlines: a text may hold other characters that Python takes for the end of a line.
     for number, line in enumerate(content.split(b"\n"), start=1):
@@ -137,4 +147,4 @@ def _json_lines(path: Path, content: bytes) -> bytes:
                 + ("the file ends there, as half a download does; " if cut else "")
                 + 'each line must be a JSON object with a text, such as {"text": "Once"}'
             ) from None
-    return b"\n".join(texts)
+    return texts

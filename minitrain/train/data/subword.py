@@ -36,7 +36,9 @@ class SubwordTokenizer:
     spec = _FILE
 
     def __init__(self, inner: Any, name: str = _FILE):
-        self.inner, self.name = inner, name
+        self.inner, self.name, self._content = inner, name, inner.to_str()
+        inner.no_truncation()  # a text is encoded whole, and as it is; the file keeps its settings
+        inner.no_padding()
         self.vocab = 1 + max(inner.get_vocab(with_added_tokens=True).values(), default=-1)
         if self.vocab == 0:
             raise TokenizerError(f"{name} has no tokens; give another one")
@@ -93,7 +95,7 @@ class SubwordTokenizer:
     @property
     def files(self) -> dict[str, str]:
         """The content of its tokenizer.json."""
-        return {_FILE: self.inner.to_str()}
+        return {_FILE: self._content}
 
     def encode(self, text: bytes) -> Ids:
         """The ids of a UTF-8 text (n,); a long one is encoded in pieces that end with a line.

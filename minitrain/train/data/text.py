@@ -23,6 +23,7 @@ from minitrain.train.data.tokenizer import ByteTokenizer, Ids, Tokenizer, tokeni
 
 __all__ = ["Corpus", "TextError", "offsets"]
 
+_APART = "where documents end; give a .jsonl or a folder, or leave out --documents apart"
 # The bytes of a UTF-8 character that do not begin it.
 _INSIDE = frozenset(bytes([byte]) for byte in range(0x80, 0xC0))
 
@@ -38,6 +39,8 @@ class Corpus:
         tokenizer: what made the ids.
         notes: one-line remarks for the user.
         sources: the text files that count, see `reading.Text`; none of ids.
+        training_starts, held_out_starts: the places in the ids where documents begin that nothing
+            before them is to predict, rising; none where documents are joined.
     """
 
     name: str
@@ -48,10 +51,13 @@ class Corpus:
     tokenizer: Tokenizer
     notes: tuple[str, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
+    training_starts: Ids = field(default_factory=lambda: np.zeros(0, np.int64))
+    held_out_starts: Ids = field(default_factory=lambda: np.zeros(0, np.int64))
 
     @classmethod
     def load(cls, path: str | Path | None, context: int, tokenizer: str | Tokenizer = "byte",
-             only: Collection[str] | None = None) -> Corpus:  # fmt: skip
+             only: Collection[str] | None = None, documents: str = "joined",
+             ) -> Corpus:  # fmt: skip
         """Read a file, all text files below a folder, or (None) the documentation in this Python.
 
         Files that end in .jsonl are lines of JSON objects with a text; those that end in .bin are
@@ -60,6 +66,8 @@ class Corpus:
         Args:
             tokenizer: or its spec, see `tokenizer_of`; a new one is trained on the training part.
             only: the `sources` of a run that goes on: of a folder no other files are read.
+            documents: joined, or apart: then no token is predicted across a document's end. Each
+                line of a .jsonl is a document, and each other file.
 
         Raises:
             TextError: one line that names the text, what is wrong with it and the fix; text too
@@ -69,17 +77,22 @@ class Corpus:
         if path == "":
             raise TextError("--data is empty, as of a variable that is not set; name a file")
         if path is not None and is_binary(Path(path)):
+            if documents == "apart":
+                raise TextError(f"{path} holds ids, which don't say {_APART}")
             corpus = cls._of_ids(Path(path), tokenizer)
         else:
-            corpus = cls._of_text(None if path is None else Path(path), tokenizer, only)
+            place = None if path is None else Path(path)
+            corpus = cls._of_text(place, tokenizer, only, apart=documents == "apart")
         corpus.check(context)
         return corpus
 
     @classmethod
     def _of_text(cls, path: Path | None, tokenizer: str | Tokenizer,
-                 only: Collection[str] | None) -> Corpus:  # fmt: skip
+                 only: Collection[str] | None, *, apart: bool) -> Corpus:  # fmt: skip
         name = "the built-in text" if path is None else str(path)
-        text, notes, sources = read_text(path, only)
+        text, notes, sources, starts = read_text(path, only)
+        if apart and not starts:
+            raise TextError(f"{name} is one document and doesn't say {_APART}")
         start = _character(text, len(text) - len(text) // 10)
         spec = tokenizer if isinstance(tokenizer, str) else tokenizer.spec
         if problem := _not_utf8(name, text):
@@ -89,15 +102,23 @@ class Corpus:
             notes.append(f"{problem}: {what} where bytes are not text")
         if isinstance(tokenizer, str):
             tokenizer = tokenizer_of(tokenizer, text[:start])
+        parts = text[:start], text[start:]
+        bounds = ([s for s in starts if s < start], [s - start for s in starts if s > start])
+        (training, before), (held_out, after) = (
+            _encoded(tokenizer, part, found if apart else [])
+            for part, found in zip(parts, bounds, strict=True)
+        )
         return cls(
             name=name,
-            training_text=text[:start],
-            held_out_text=text[start:],
-            training=tokenizer.encode(text[:start]),
-            held_out=tokenizer.encode(text[start:]),
+            training_text=parts[0],
+            held_out_text=parts[1],
+            training=training,
+            held_out=held_out,
             tokenizer=tokenizer,
             notes=tuple(notes),
             sources=sources,
+            training_starts=before,
+            held_out_starts=after,
         )
 
     @classmethod
@@ -135,7 +156,7 @@ class Corpus:
         places = np.arange(size, dtype=np.int64) if places is None else places
         starts = offsets(seed, step, places, len(self.training) - context)
         positions = starts[:, None] + np.arange(context)  # (B, T)
-        return self._batch(self.training, positions, places, step, size)
+        return self._batch(positions, places, step, size)
 
     def evaluation(self, context: int, batch: int) -> Iterator[Batch]:
         """Batches of windows without overlap that predict each held-out token but the first once.
@@ -151,7 +172,7 @@ class Corpus:
             rows = np.arange(first, min(first + batch, windows))
             positions = rows[:, None] * context + np.arange(context)
             places = np.arange(len(rows), dtype=np.int64)
-            yield self._batch(self.held_out, positions, places, step, len(rows))
+            yield self._batch(positions, places, step, len(rows), held_out=True)
 
     @cached_property
     def digest(self) -> str:
@@ -160,6 +181,8 @@ class Corpus:
         for ids in (self.training, self.held_out):
             both.update(np.ascontiguousarray(ids).view(np.uint8).data)
             both.update(b"|")
+        for starts in (self.training_starts, self.held_out_starts):
+            both.update(starts.tobytes())
         return both.hexdigest()
 
     def bits_per_byte(self, nats: float) -> float | None:
@@ -168,12 +191,17 @@ class Corpus:
             return None
         return nats / math.log(2) * len(self.held_out) / len(self.held_out_text)
 
-    def _batch(self, ids: Ids, positions: Ints, places: Ints, step: int, size: int) -> Batch:
-        """Tokens at the positions (B, T) and their successors as labels; IGNORE past the end."""
+    def _batch(self, positions: Ints, places: Ints, step: int, size: int, *,
+               held_out: bool = False) -> Batch:  # fmt: skip
+        """Tokens at the positions (B, T) and their successors as labels; IGNORE past the end, and
+        where a document begins that is apart."""
+        ids = self.held_out if held_out else self.training
+        starts = self.held_out_starts if held_out else self.training_starts
         last = len(ids) - 1
         tokens = ids[np.minimum(positions, last)].astype(np.int64)
         following = ids[np.minimum(positions + 1, last)].astype(np.int64)
-        labels = np.where(positions < last, following, IGNORE)
+        begins = np.searchsorted(starts, positions + 2) > np.searchsorted(starts, positions + 1)
+        labels = np.where((positions < last) & ~begins, following, IGNORE)
         made = Batch(tokens, labels, places, step, size)
         made.check(self.tokenizer.vocab)
         return made
@@ -190,6 +218,15 @@ def offsets(seed: int, step: int, places: Ints, count: int) -> Ints:
     high, low = (hash_grid(part, steps, places).astype(np.uint64) for part in (key >> 64, key))
     drawn: Ints = (((high << np.uint64(32)) | low) % np.uint64(count)).astype(np.int64)
     return drawn
+
+
+def _encoded(tokenizer: Tokenizer, text: bytes, starts: list[int]) -> tuple[Ids, Ids]:
+    """The ids of a text, and the places among them where its documents begin: no token may hold
+    the end of one and the beginning of the next."""
+    ends = [*starts, len(text)]
+    parts = [tokenizer.encode(text[a:b]) for a, b in zip([0, *starts], ends, strict=True)]
+    places = np.cumsum([len(part) for part in parts[:-1]], dtype=np.int64)
+    return (parts[0] if len(parts) == 1 else np.concatenate(parts)), places
 
 
 def _character(text: bytes, at: int) -> int:

@@ -1,7 +1,8 @@
 """Hugging Face's config.json of GPT-2 and Llama, to our configurations and back.
 
-What our models don't have is refused by name: a model that is nearly the right one computes
-something else.
+Every key is used, or fixed to what our models compute, or has no part in the logits and is kept for
+the way back; any other is refused by name: a model that is nearly the right one computes something
+else.
 """
 
 from __future__ import annotations
@@ -23,19 +24,42 @@ _GPT_FIXED: dict[str, tuple[Any, ...]] = {
     "scale_attn_weights": (True,),
     "scale_attn_by_inverse_layer_idx": (False,),
     "add_cross_attention": (False,),
+    "pruned_heads": ({}, None),
 }
 _LLAMA_FIXED: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu", "swish"),
     "attention_bias": (False,),
     "mlp_bias": (False,),
-    "rope_scaling": (None,),
+    "attention_dropout": (0.0, None),
 }
 # `type` is an older name of rope_type.
 _ROPE_FIXED: dict[str, tuple[Any, ...]] = {
     "rope_type": ("default",),
     "type": ("default",),
+    "factor": (1.0, None),
     "partial_rotary_factor": (1.0, None),
 }
+# Keys that are used, and those that have no part in the logits.
+_GPT_KNOWN = (
+    *("vocab_size", "n_positions", "n_ctx", "n_layer", "n_head", "n_embd", "n_inner"),
+    *("embd_pdrop", "attn_pdrop", "resid_pdrop", "reorder_and_upcast_attn"),
+)
+_LLAMA_KNOWN = (
+    *("vocab_size", "max_position_embeddings", "num_hidden_layers", "num_attention_heads"),
+    *("head_dim", "num_key_value_heads", "hidden_size", "intermediate_size", "rms_norm_eps"),
+    *("rope_theta", "rope_scaling", "rope_parameters"),
+    *("partial_rotary_factor", "pretraining_tp"),
+)
+_BOTH_KNOWN = (
+    *("model_type", "architectures", "initializer_range", "tie_word_embeddings", "dtype"),
+    *("torch_dtype", "transformers_version", "use_cache", "return_dict"),
+    *("return_dict_in_generate", "bos_token_id", "eos_token_id", "pad_token_id"),
+    *("sep_token_id", "decoder_start_token_id", "id2label", "label2id", "num_labels"),
+    *("problem_type", "task_specific_params", "finetuning_task", "is_encoder_decoder"),
+    *("is_decoder", "chunk_size_feed_forward", "tokenizer_class", "prefix"),
+    *("gradient_checkpointing", "attn_implementation", "torchscript", "use_bfloat16"),
+)
+_KNOWN_PREFIXES = ("_", "summary_", "output_")
 
 
 _NAMES: dict[type, str] = {GPTConfig: "gpt2 models", LlamaConfig: "llama models"}
@@ -64,8 +88,9 @@ def config_from(theirs: dict[str, Any]) -> Config:
         ) from None
 
 
-def config_to(config: Config, dtype: str) -> dict[str, Any]:
-    """The content of a config.json for a configuration of ours and the dtype of its weights.
+def config_to(config: Config, dtype: str, kept: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The content of a config.json for a configuration of ours and the dtype of its weights; what
+    is kept of the one that the model came from, if it is still this model's.
 
     Raises:
         FamilyError: a mixture of experts, which neither of their families is.
@@ -75,6 +100,8 @@ def config_to(config: Config, dtype: str) -> dict[str, Any]:
             f"Hugging Face's {_NAMES[type(config)]} are dense, and this model has a mixture of "
             f"{config.mixture.experts} experts; only dense models can be converted"
         )
+    if kept is not None and config_from(kept) == config:
+        return kept
     theirs = _gpt_to(config) if isinstance(config, GPTConfig) else _llama_to(config)
     # The older name of the same key is `torch_dtype`; each version takes the one it knows.
     return theirs | {"dtype": dtype, "torch_dtype": dtype, "tie_word_embeddings": config.tied}
@@ -82,6 +109,8 @@ def config_to(config: Config, dtype: str) -> dict[str, Any]:
 
 def _gpt_from(theirs: dict[str, Any]) -> GPTConfig:
     _check(theirs, _GPT_FIXED)
+    _check_known(theirs, [*_GPT_FIXED, *_GPT_KNOWN, *_BOTH_KNOWN])
+    _check({"n_ctx": theirs.get("n_ctx")}, {"n_ctx": (theirs["n_positions"], None)})
     rates = {name: theirs.get(name, 0.1) for name in ("embd_pdrop", "attn_pdrop", "resid_pdrop")}
     if any(rate != rates["resid_pdrop"] for rate in rates.values()):
         raise FamilyError(f"{rates} differ, but a model here has one dropout rate; set them equal")
@@ -119,8 +148,8 @@ def _gpt_to(config: GPTConfig) -> dict[str, Any]:
 
 def _llama_from(theirs: dict[str, Any]) -> LlamaConfig:
     _check(theirs, _LLAMA_FIXED)
+    _check_known(theirs, [*_LLAMA_FIXED, *_LLAMA_KNOWN, *_BOTH_KNOWN])
     rope = _rope(theirs)
-    _check(rope, _ROPE_FIXED)
     config = LlamaConfig(
         vocab=theirs["vocab_size"],
         context=theirs["max_position_embeddings"],
@@ -140,12 +169,18 @@ def _llama_from(theirs: dict[str, Any]) -> LlamaConfig:
 
 def _rope(theirs: dict[str, Any]) -> dict[str, Any]:
     """What a config.json says of rotary positions: in a part of its own since version 5, before
-    that among the others."""
-    found = theirs.get("rope_parameters") or {}
-    if not isinstance(found, dict):
-        raise FamilyError(f"config.json has rope_parameters = {found!r}, not names and values")
+    that among the others and in rope_scaling."""
     older = ("rope_theta", "partial_rotary_factor")
-    return {name: theirs[name] for name in older if name in theirs} | found
+    found = {name: theirs[name] for name in older if name in theirs}
+    _check(found, _ROPE_FIXED)
+    for name in ("rope_scaling", "rope_parameters"):
+        part = theirs.get(name) or {}
+        if not isinstance(part, dict):
+            raise FamilyError(f"config.json has {name} = {part!r}, not names and values")
+        _check(part, _ROPE_FIXED, f"{name}.")
+        _check_known(part, ["rope_theta", *_ROPE_FIXED], f"{name}.")
+        found |= part
+    return found
 
 
 def _llama_to(config: LlamaConfig) -> dict[str, Any]:
@@ -169,9 +204,19 @@ def _llama_to(config: LlamaConfig) -> dict[str, Any]:
     }
 
 
-def _check(theirs: dict[str, Any], fixed: dict[str, tuple[Any, ...]]) -> None:
+def _check(theirs: dict[str, Any], fixed: dict[str, tuple[Any, ...]], part: str = "") -> None:
     for name, values in fixed.items():
         if theirs.get(name, values[0]) not in values:
             raise FamilyError(
-                f"config.json has {name} = {theirs[name]!r}, but the models here have {values[0]!r}"
+                f"config.json has {part}{name} = {theirs[name]!r}, but the models here have "
+                f"{values[0]!r}"
+            )
+
+
+def _check_known(theirs: dict[str, Any], known: list[str], part: str = "") -> None:
+    for name, value in theirs.items():
+        if name not in known and not name.startswith(_KNOWN_PREFIXES):
+            raise FamilyError(
+                f"config.json has {part}{name} = {value!r:.40}, which minitrain doesn't know; take "
+                "it out if nothing that the model computes depends on it"
             )

@@ -14,18 +14,14 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from minitrain.errors import UserError
 from minitrain.nn.config import Config, GPTConfig, LlamaConfig
 from minitrain.nn.families import declare
+from minitrain.train.huggingface.buffers import WeightsError, check_buffers, is_buffer
 
 Arrays: TypeAlias = Mapping[str, "np.ndarray[Any, Any]"]
 
-# Buffers that some checkpoints carry: masks, and the frequencies of rotary positions.
-_BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
-
-
-class WeightsError(UserError):
-    """Weights that are not those of the model: names or shapes that differ."""
+_TABLES = {GPTConfig: "transformer.wte.weight", LlamaConfig: "model.embed_tokens.weight"}
+_HEAD = "lm_head.weight"
 
 
 @dataclass(frozen=True)
@@ -57,19 +53,19 @@ class Entry:
 
     def join(self, arrays: Arrays, shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
         """Our array of this shape and dtype, contiguous, from theirs."""
-        pieces = [self._piece(name, arrays[name], shape) for name in self.theirs]
+        pieces = [self._piece(name, arrays[name], shape, dtype) for name in self.theirs]
         whole = pieces[0] if len(pieces) == 1 else np.stack(pieces, axis=1)
         # Not astype(copy=False) alone: a view of theirs would keep the turned order, or the file.
         return np.array(whole.reshape(shape), dtype, order="C")
 
-    def _piece(self, name: str, x: Any, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    def _piece(self, name: str, x: Any, shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
         """One of their arrays as (in, out), refused if it is of another shape than that makes."""
         one = shape if len(self.theirs) == 1 else shape[:1] + shape[2:]
         expected = self._matrix(one)[::-1] if self.turned else self._matrix(one)
         if x.shape != expected:
             raise WeightsError(f"{name} has the shape {x.shape}, but the model needs {expected}")
         turned: np.ndarray[Any, Any] = x.T if self.turned else x
-        return turned
+        return turned.astype(dtype, copy=False)  # keys and values may be of two short types
 
     def _matrix(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         first, last = shape[: self.inner], shape[self.inner :]
@@ -99,13 +95,16 @@ def from_theirs(
             time is in memory. Names without the leading "transformer." or "model." are understood.
 
     Raises:
-        WeightsError: names that lack or that no parameter has, or a shape that differs.
+        WeightsError: names that lack or that no parameter has, a shape that differs, or an array
+            without a parameter that is not what the model computes instead.
     """
     prefix = "transformer." if isinstance(config, GPTConfig) else "model."
     bare = not any(name.startswith(prefix) for name in arrays)
     known = _PrefixView(arrays, prefix if bare else "")
     table = entries(config)
     _check_names({name for entry in table for name in entry.theirs}, set(known), config)
+    check_buffers(config, known)
+    _check_tied(config, known)
     parameters = declare(config).parameters()
     return {
         entry.ours: entry.join(known, parameters[entry.ours].declared, dtype) for entry in table
@@ -130,18 +129,28 @@ class _PrefixView(Mapping[str, Any]):
 
     @staticmethod
     def _inside(name: str) -> bool:
-        return name != "lm_head.weight"
+        return name != _HEAD
 
 
 def _check_names(wanted: set[str], given: set[str], config: Config) -> None:
-    ignored = {name for name in given if name.endswith(_BUFFERS)}
+    ignored = {name for name in given if is_buffer(name)}
     if config.tied:  # some files hold the table twice
-        ignored.add("lm_head.weight")
+        ignored.add(_HEAD)
     missing, extra = sorted(wanted - given), sorted(given - wanted - ignored)
     if missing or extra:
         raise WeightsError(
             f"the weights are not those of {config}: {len(missing)} missing {missing[:3]}, "
             f"{len(extra)} that no parameter has {extra[:3]}"
+        )
+
+
+def _check_tied(config: Config, given: Arrays) -> None:
+    """Refuse a head beside a tied table that holds other values: one of both would be lost."""
+    table = _TABLES[type(config)]
+    if config.tied and _HEAD in given and not np.array_equal(given[_HEAD], given[table]):
+        raise WeightsError(
+            f"{_HEAD} differs from {table}, but config.json ties them; set tie_word_embeddings to "
+            f"false there to keep both, or take {_HEAD} out of the file"
         )
 
 

@@ -21,12 +21,12 @@ from minitrain.nn.families import Model, declare
 from minitrain.train.data.tokenizer import ByteTokenizer, IdTokenizer, Tokenizer, tokenizer_of
 from minitrain.train.download import problem
 from minitrain.train.finite import check_finite
+from minitrain.train.huggingface.buffers import is_buffer
 from minitrain.train.huggingface.config import config_from, config_to
 from minitrain.train.huggingface.names import from_theirs, to_theirs
+from minitrain.train.huggingface.origin import FLOATS, Origin, origin_of
 
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
-# What safetensors calls the types that weights may have; all but the first become float32.
-_FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 class PretrainedError(UserError):
@@ -57,8 +57,23 @@ def read(folder: Path) -> tuple[Model, Tokenizer]:
     return model, ByteTokenizer() if config.vocab == 256 else IdTokenizer(config.vocab)
 
 
-def write(folder: Path, model: Model, tokenizer: Tokenizer) -> None:
+def read_origin(folder: Path) -> Origin:
+    """What a folder says beside the model's sizes and weights.
+
+    Raises:
+        PretrainedError: a file that is missing or broken.
+    """
+    try:
+        return origin_of(folder, _json(folder / "config.json"), _Tensors(folder).kinds)
+    except (OSError, SafetensorError) as error:
+        raise PretrainedError(f"{folder} does not hold a whole model: {error}") from error
+
+
+def write(folder: Path, model: Model, tokenizer: Tokenizer, origin: Origin | None = None) -> None:
     """Write a filled plain model into a new folder, as a whole or not at all.
+
+    Args:
+        origin: of a model that came in this layout; what it says goes back as it was.
 
     Raises:
         PretrainedError: the folder is there already, or the disk is full or refuses.
@@ -67,14 +82,18 @@ def write(folder: Path, model: Model, tokenizer: Tokenizer) -> None:
     arrays = {name: to_host(p.array) for name, p in model.parameters().items()}
     check_finite(arrays)
     dtype = next(iter(arrays.values())).dtype.name
-    texts = {"config.json": json.dumps(config_to(model.config, dtype), indent=2), **tokenizer.files}
+    origin = origin or Origin()
+    about = json.dumps(config_to(model.config, dtype, origin.config), indent=2)
+    texts = {"config.json": about, **tokenizer.files}
     if tokenizer.files:
         texts["tokenizer_config.json"] = '{"tokenizer_class": "PreTrainedTokenizerFast"}'
+    contents = {**{name: text.encode() for name, text in texts.items()}, **origin.files}
+    # Contiguous, as to_theirs makes them: safetensors would write a view wrongly, and silently.
+    theirs = to_theirs(model.config, arrays)
     with whole(folder) as part:
-        for name, text in texts.items():
-            (part / name).write_text(text, encoding="utf-8")
-        # Contiguous, as to_theirs makes them: safetensors would write a view wrongly, and silently.
-        save_file(to_theirs(model.config, arrays), part / _WEIGHTS, {"format": "pt"})
+        for name, content in contents.items():
+            (part / name).write_bytes(content)
+        save_file(origin.narrowed(theirs), part / _WEIGHTS, {"format": "pt"})
 
 
 @contextmanager
@@ -144,13 +163,27 @@ class _Tensors(Mapping[str, Any]):
             places = _weight_map(index)
             for name in sorted(set(places.values())):
                 _check_download(folder / name)
-            files = {name: safe_open(folder / name, "np") for name in set(places.values())}
+            files: Any = {name: safe_open(folder / name, "np") for name in set(places.values())}
+            held = {name for file in files.values() for name in file.keys()}  # noqa: SIM118
+            if left := sorted(held - set(places)):
+                raise PretrainedError(f"{folder} holds {left[0]}, which {_INDEX} does not name")
             self._files = {name: files[place] for name, place in places.items()}
         else:
             raise PretrainedError(
                 f"{folder} has no {_WEIGHTS} and no {_INDEX}; pickled weights (*.bin, *.pt) are "
                 "never read, as they can run code: save them as safetensors"
             )
+        others = {path.name for path in folder.glob("*.safetensors")} - self._places(index)
+        if others:
+            raise PretrainedError(
+                f"{folder} holds {min(others)}, which is not a part of the model; merge it first "
+                "if it is an adapter, or move it out"
+            )
+
+    @staticmethod
+    def _places(index: Path) -> set[str]:
+        """The files that may be there: the whole, or those of the index, or both."""
+        return {_WEIGHTS, *(_weight_map(index).values() if index.exists() else ())}
 
     def __getitem__(self, name: str) -> Any:
         return self._files[name].get_tensor(name)
@@ -162,12 +195,18 @@ class _Tensors(Mapping[str, Any]):
         return len(self._files)
 
     @property
+    def kinds(self) -> dict[str, str]:
+        """What safetensors calls the type of each weight, by its name."""
+        names = [name for name in self._files if not is_buffer(name)]
+        kinds = {name: self._files[name].get_slice(name).get_dtype() for name in names}
+        for name, kind in kinds.items():
+            if kind not in FLOATS:
+                raise PretrainedError(
+                    f"{name} is of type {kind}, but weights can only be {', '.join(FLOATS)}"
+                )
+        return kinds
+
+    @property
     def dtype(self) -> Any:
         """What all the weights fit into: float64 if any is, else float32."""
-        kinds = {name: file.get_slice(name).get_dtype() for name, file in self._files.items()}
-        for name, kind in kinds.items():
-            if kind not in _FLOATS:
-                raise PretrainedError(
-                    f"{name} is of type {kind}, but weights can only be {', '.join(_FLOATS)}"
-                )
-        return np.dtype(np.float64 if "F64" in kinds.values() else np.float32)
+        return np.dtype(np.float64 if "F64" in self.kinds.values() else np.float32)

@@ -50,7 +50,7 @@ def configs(draw: st.DrawFn) -> RunConfig:
                 balance=positive,
             )
         ),
-        DataSection(draw(st.none() | paths), draw(paths), 2**31 - 1, draw(size)),
+        DataSection(draw(st.none() | paths), draw(paths), "apart", 2**31 - 1, draw(size)),
         LossSection(draw(fraction), draw(st.floats(0, allow_infinity=False))),
         OptimizerSection(
             name=draw(st.sampled_from(["adamw", "sgd"])),
@@ -71,6 +71,9 @@ def configs(draw: st.DrawFn) -> RunConfig:
             "float64",
             "full",
             draw(st.sampled_from([None, "1,0", "1"])),
+            draw(st.sampled_from([None, "1,2,3", "1,2,3,0.5"])),
+            draw(st.none() | st.floats(1, allow_infinity=False)),
+            draw(st.sampled_from([None, "F0 B0 / F0 I0 W0", "F0 F0.1 B0.1 B0"])),
             draw(count),
             draw(count),
         ),
@@ -289,7 +292,7 @@ def test_two_fields_with_one_flag_are_a_mistake() -> None:
 
 
 def test_every_option_has_help_and_a_legal_default() -> None:
-    assert len(OPTIONS) == 44
+    assert len(OPTIONS) == 57
     for option in OPTIONS.values():
         assert option.help
         assert "\n" not in option.help

@@ -32,6 +32,7 @@ def test_what_a_family_cannot_be_is_refused(flags: dict[str, Any], words: str) -
         ({"top_k": 3}, "mixture.top_k = 3, but there are no experts; leave it out, or add some"),
         ({"capacity": 1.0}, r"mixture.capacity = 1\.0, but there are no experts"),
         ({"experts": 4, "top_k": 5}, "top_k = 5 is more than mixture.experts = 4; use at most 4"),
+        ({"experts": 4, "sync": "async"}, "which --sync async lets run apart; leave experts out"),
         ({"experts": 4, "router_scores": "tanh"}, "must be one of softmax, sigmoid"),
     ],
 )

@@ -137,6 +137,17 @@ def test_config_json_round_trips(config: GPTConfig | LlamaConfig) -> None:
         ("llama", {"rope_parameters": [1]}, r"rope_parameters = \[1\]"),
         ("llama", {"head_dim": 64}, "head_dim = 64, but the models here have 6"),
         ("llama", {"attention_bias": True}, "attention_bias = True"),
+        ("llama", {"mlp_bias": True}, "mlp_bias = True"),
+        ("llama", {"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
+        ("llama", {"attention_dropout": 0.1}, "attention_dropout = 0.1, .* have 0.0"),
+        ("llama", {"rope_scaling": {"factor": 2.0}}, "rope_scaling.factor = 2.0"),
+        ("llama", {"rope_scaling": {"beta_fast": 32}}, "rope_scaling.beta_fast = 32, which"),
+        ("llama", {"sliding_window": 4096}, "sliding_window = 4096, which minitrain doesn't know"),
+        ("llama", {"quantization_config": {"bits": 4}}, "quantization_config = .*take it out"),
+        ("gpt", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
+        ("gpt", {"scale_attn_weights": False}, "scale_attn_weights = False"),
+        ("gpt", {"pruned_heads": {"0": [1]}}, "pruned_heads"),
+        ("gpt", {"n_ctx": 99}, "n_ctx = 99, but the models here have 12"),
     ],
 )
 def test_what_our_models_lack_is_refused(family: str, change: dict[str, Any], words: str) -> None:
@@ -216,7 +227,7 @@ def test_a_model_saved_without_its_head_and_with_buffers_is_understood() -> None
     config = CONFIGS["gpt"]
     weights = random_weights(config)
     bare = {k.removeprefix("transformer."): x for k, x in to_theirs(config, weights).items()}
-    bare["h.0.attn.bias"] = np.ones((1, 1, 12, 12))
+    bare["h.0.attn.bias"] = np.tri(12)[None, None]
     back = from_theirs(config, bare, np.float64)
     np.testing.assert_array_equal(back["blocks.1.mlp.up.weight"], weights["blocks.1.mlp.up.weight"])
     tied = to_theirs(config, weights)

@@ -1,0 +1,312 @@
+"""Asynchronous data parallelism: workers push gradients to a server and pull weights when they can.
+
+Sharded:     the batch: each worker computes its share of a clock's sequences
+Replicated:  weights; a worker's are as old as its last pull. The optimizer's state is the server's
+Forward:     a pull: Ψ elements from the server
+Backward:    a push: Ψ elements to the server, which steps by it at once
+Equals serial because: it does not, and that is its price: a gradient is of older weights than it is
+             applied to. With a staleness bound of 0 the pushes of a clock are added and applied
+             once, which is synchronous training. With n workers that take turns it is SGD in which
+             step k uses the weights of step max(0, k-n+1).
+Paper:       Dean et al. 2012, "Large scale distributed deep networks" (Downpour SGD); Ho et al.
+             2013, "More effective distributed ML via a stale synchronous parallel parameter server"
+
+A worker's *clock* is the number of its pushes; it may begin another one while it is at most
+`staleness` ahead of the slowest worker. What is left to decide is whose message comes next. On real
+machines that is a race. A `VirtualClock` makes it an input: each worker's step takes a time that is
+given, so the same numbers come on every machine, and slow workers can be had for the asking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+
+from minitrain.array import Array, stream
+from minitrain.comm.group import Group
+from minitrain.comm.operation import Operation, first_done
+
+
+class Pull(NamedTuple):
+    """A worker asks for a piece of the weights, with which it begins a clock."""
+
+    clock: int
+    piece: int
+
+
+class Push(NamedTuple):
+    """A worker's gradient.
+
+    Attributes:
+        clock: the step whose share it is.
+        loss: nats a token, as the gradient is divided.
+        tokens: that count in the share.
+        stop: a signal that asks the run to end; 0 for none.
+    """
+
+    clock: int
+    gradient: Array
+    loss: float
+    tokens: int
+    stop: int = 0
+
+
+Message: TypeAlias = Pull | Push
+Worker: TypeAlias = Generator[Message, Any, None]
+"""Yields messages; a pull is answered with the piece, or with None at the end of the run."""
+
+
+def work(first: int, pieces: Sequence[slice], weights: Array,
+         compute: Callable[[int], Push]) -> Worker:  # fmt: skip
+    """A worker: pull, compute, push, until the server ends it.
+
+    Args:
+        first: the clock to begin with.
+        pieces: of the flat weights, pulled one after the other; so a worker may see layers of
+            different versions, unless there is but one.
+        compute: the push of a clock, with the weights as they are.
+    """
+    clock = first
+    while True:
+        for number, piece in enumerate(pieces):
+            came = yield Pull(clock, number)
+            if came is None:
+                return
+            weights[piece] = came
+        yield compute(clock)
+        clock += 1
+
+
+class Applied(NamedTuple):
+    """What the server has to apply, and of which clock.
+
+    Attributes:
+        pushes: those that are added: one, or at staleness 0 one of each worker, in their order.
+        workers: whose they are.
+        staleness: updates between the weights that they were computed with and those they step.
+    """
+
+    clock: int
+    pushes: list[Push]
+    workers: list[int]
+    staleness: int
+
+
+class Inbox(Protocol):
+    """Where the server finds the workers' messages."""
+
+    def next(self) -> tuple[int, Message]:
+        """A worker and what it says; the worker waits for an answer to a pull."""
+
+    def answer(self, worker: int, piece: Array | None) -> None:
+        """Answer a worker's pull; None ends it."""
+
+
+class Server:
+    """Holds the weights, applies what workers push, and lets nobody run too far ahead.
+
+    Args:
+        weights: flat; `apply` changes them.
+        staleness: clocks that a worker may be ahead of the slowest; None: any number.
+        apply: steps the weights.
+        ended: told of each clock that all workers have pushed, in order.
+
+    Attributes:
+        clocks: of each worker.
+        version: how many updates have been applied.
+        seen: for each worker the version of each piece that it has pulled last.
+    """
+
+    def __init__(self, workers: int, weights: Array, pieces: Sequence[slice],
+                 staleness: int | None, apply: Callable[[Applied], None],
+                 ended: Callable[[int], None], first: int = 0):  # fmt: skip
+        self.weights, self.pieces, self.staleness = weights, pieces, staleness
+        self.apply, self.ended = apply, ended
+        self.clocks, self.version = [first] * workers, 0
+        self.seen = [[0] * len(pieces) for _ in range(workers)]
+        self.until = 0
+
+    def run(self, inbox: Inbox, until: int) -> int:
+        """Serve until every worker has pushed clock `until` - 1, or a signal is heard; the clock
+        that was come to."""
+        self.until, stopping = until, False
+        waiting: list[tuple[int, Pull]] = []
+        left, held = len(self.clocks), list[tuple[int, Push]]()
+        while left:
+            worker, message = inbox.next()
+            if isinstance(message, Pull):
+                waiting.append((worker, message))
+            else:
+                if message.stop and not stopping:  # all come to the clock that somebody has begun
+                    stopping, self.until = True, max(self.clocks) + 1
+                self._take(worker, message, held)
+            for asked in [pull for pull in waiting if self._may(pull[1].clock)]:
+                waiting.remove(asked)
+                left -= not self._answer(inbox, *asked)
+        return self.until
+
+    def _may(self, clock: int) -> bool:
+        """Whether a worker may begin a clock now."""
+        ahead = clock - min(self.clocks)
+        return clock >= self.until or self.staleness is None or ahead <= self.staleness
+
+    def _answer(self, inbox: Inbox, worker: int, pull: Pull) -> bool:
+        """Answer a pull; whether the worker goes on."""
+        if pull.clock >= self.until:
+            inbox.answer(worker, None)
+            return False
+        self.seen[worker][pull.piece] = self.version
+        inbox.answer(worker, self.weights[self.pieces[pull.piece]])
+        return True
+
+    def _take(self, worker: int, push: Push, held: list[tuple[int, Push]]) -> None:
+        """Apply a push at once; at staleness 0 with all others of its clock, in their order."""
+        self.clocks[worker] += 1
+        held.append((worker, push))
+        if self.staleness == 0 and len(held) < len(self.clocks):
+            return
+        held.sort(key=lambda pair: pair[0])
+        workers, pushes = [whose for whose, _ in held], [push for _, push in held]
+        held.clear()
+        late = self.version - min(self.seen[worker])
+        self.apply(Applied(push.clock, pushes, workers, late))
+        self.version += 1
+        if min(self.clocks) > push.clock:
+            self.ended(push.clock)
+
+
+class VirtualClock:
+    """Decides whose message comes next, by the times that steps are said to take.
+
+    Args:
+        times: of a step on each worker.
+        jitter: share by which a step's time varies, drawn from (seed, worker, clock).
+        pieces: of a pull; the last one comes when half of the step's time is over.
+    """
+
+    def __init__(self, times: Sequence[float], jitter: float, seed: int, pieces: int):
+        self.times, self.jitter, self.seed, self.pieces = times, jitter, seed, pieces
+        self.now = 0.0
+        self.due: dict[int, float] = dict.fromkeys(range(len(times)), 0.0)
+
+    def next(self) -> int:
+        """The worker whose next message is due first; of several the first one."""
+        worker = min(self.due, key=lambda w: (self.due[w], w))
+        self.now = self.due.pop(worker)
+        return worker
+
+    def answered(self, worker: int, pull: Pull) -> None:
+        """A worker goes on."""
+        step = self.step(worker, pull.clock)
+        gap = step / 2 / (self.pieces - 1) if self.pieces > 1 else 0.0
+        last = pull.piece == self.pieces - 1
+        self.due[worker] = self.now + (step - gap * (self.pieces - 1) if last else gap)
+
+    def pushed(self, worker: int) -> None:
+        """A worker asks for weights again at once."""
+        self.due[worker] = self.now
+
+    def step(self, worker: int, clock: int) -> float:
+        """How long a worker's step takes."""
+        drawn = stream(self.seed, "worker", worker, clock).uniform(-1, 1) if self.jitter else 0.0
+        return float(self.times[worker] * (1 + self.jitter * drawn))
+
+
+class Links(Inbox):
+    """An inbox of workers on other ranks, and of one on this rank, which runs when it is its turn.
+
+    Args:
+        group: the ranks of all workers, and the server's, this one.
+        ranks: of each worker.
+        here: the worker of this rank; None where the server has a rank of its own.
+        like: a gradient, for its size and dtype.
+        clock: decides whose turn it is; None: whoever comes first, and this rank's worker when
+            nobody else has come.
+
+    Attributes:
+        received: bytes of gradients that have come from other ranks.
+    """
+
+    def __init__(self, group: Group, ranks: Sequence[int], here: Worker | None, like: Array,
+                 clock: VirtualClock | None):  # fmt: skip
+        self.group, self.ranks, self.here, self.like, self.clock = group, ranks, here, like, clock
+        self.received = 0
+        self.asked: dict[int, Pull] = {}
+        self.ready: Message | None = None if here is None else next(here)
+        self.posted: dict[int, Operation] = {}
+        for worker, rank in enumerate(ranks):
+            if rank != group.rank:
+                self.posted[worker] = group.irecv(rank, np.empty(5))
+
+    def next(self) -> tuple[int, Message]:
+        """See Inbox."""
+        worker = self.clock.next() if self.clock else self._first()
+        remote = self.ranks[worker] != self.group.rank
+        message = self._receive(worker) if remote else self._local()
+        if isinstance(message, Pull):
+            self.asked[worker] = message
+        elif self.clock:
+            self.clock.pushed(worker)
+        return worker, message
+
+    def answer(self, worker: int, piece: Array | None) -> None:
+        """See Inbox."""
+        pull, rank = self.asked.pop(worker), self.ranks[worker]
+        if self.clock and piece is not None:
+            self.clock.answered(worker, pull)
+        if rank != self.group.rank:
+            self.group.send(self.like[:0] if piece is None else piece, rank, purpose="parameter")
+            if piece is not None:
+                self.posted[worker] = self.group.irecv(rank, np.empty(5))
+        elif piece is not None:
+            assert self.here is not None
+            self.ready = self.here.send(piece)
+
+    def _first(self) -> int:
+        """Who has come first; this rank's worker, if it has something to say and nobody came."""
+        own = self.group.rank if self.ready is not None else None
+        workers = list(self.posted)
+        if own is not None:
+            self.group.progress()
+            workers = [worker for worker in workers if self.posted[worker].done]
+            return workers[0] if workers else self.ranks.index(own)
+        return workers[first_done([self.posted[worker] for worker in workers])]
+
+    def _receive(self, worker: int) -> Message:
+        """A message: five numbers, and a gradient after a push."""
+        clock, piece, loss, tokens, stop = self.posted.pop(worker).wait().tolist()
+        if piece >= 0:
+            return Pull(int(clock), int(piece))
+        gradient = self.group.recv(self.ranks[worker], self.like)
+        self.received += gradient.nbytes
+        self.posted[worker] = self.group.irecv(self.ranks[worker], np.empty(5))
+        return Push(int(clock), gradient, loss, int(tokens), int(stop))
+
+    def _local(self) -> Message:
+        """What this rank's worker says: it computes while the others wait."""
+        message = self.ready
+        assert message is not None
+        assert self.here is not None
+        self.ready = self.here.send(None) if isinstance(message, Push) else None
+        return message
+
+
+def serve_worker(group: Group, server: int, worker: Worker) -> None:
+    """Be a worker on another rank than the server's, to the end."""
+    message = next(worker)
+    while True:
+        push = message if isinstance(message, Push) else None
+        piece = -1 if isinstance(message, Push) else message.piece
+        numbers = (push.loss, push.tokens, push.stop) if push else (0, 0, 0)
+        group.send(np.array([message.clock, piece, *numbers], np.float64), server,
+                   purpose="control", header=False)  # fmt: skip
+        if push:
+            group.send(push.gradient, server, purpose="gradient", header=False)
+            message = worker.send(None)
+            continue
+        came = group.recv(server)
+        if not came.size:
+            return worker.close()
+        message = worker.send(came)
