@@ -77,9 +77,11 @@ CASES = [
 ]  # fmt: skip
 
 
-def our_step(case: Case, group: Group) -> tuple[Callable[[], float], ParallelModel]:
+def our_step(
+    case: Case, group: Group, layout: Layout | None = None
+) -> tuple[Callable[[], float], ParallelModel]:
     """This rank's part of our training step, a function that returns the loss; and its model."""
-    model = parallelize(declare(case.config), Mesh(group, Layout(dp=group.size)))
+    model = parallelize(declare(case.config), Mesh(group, layout or Layout(dp=group.size)))
     stepper = Stepper(model, AdamW(*BETAS, EPSILON, DECAY), lambda update: LR, CLIP)
     batch = case.data()
     return lambda: stepper.step(batch).loss, model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 
 import click
@@ -18,6 +19,13 @@ def given(text: str) -> str:
             "it is empty, as a variable that is not set; give a value, or leave it out"
         )
     return text
+
+
+def number(ctx: click.Context, option: click.Parameter, value: float | None) -> float | None:
+    """A callback that refuses NaN, which is outside of no range, and infinity."""
+    if value is not None and not math.isfinite(value):
+        raise click.BadParameter(f"{value} is not a number", ctx, option)
+    return value
 
 
 def check_here() -> None:

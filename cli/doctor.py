@@ -19,8 +19,10 @@ from .output import tell
 
 
 @click.command()
+@click.option("--measure", is_flag=True,
+              help="Also measure it: `minitrain plan --cluster here` uses that.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="End with the findings as one JSON value.")
-def doctor(as_json: bool) -> int:
+def doctor(measure: bool, as_json: bool) -> int:
     """Tell what this machine has, and test minitrain on it.
 
     Exit status: 0 if the self-test passed, 1 if not, 2 if that cannot be written to stdout.
@@ -34,6 +36,8 @@ def doctor(as_json: bool) -> int:
         **{name: _version(name) for name in ("safetensors", "ml-dtypes", "rich", "click")},
     }
     findings |= _self_test()
+    if measure:
+        findings |= _measured()
     for name, finding in findings.items():
         tell(f"{name:12} {finding}")
     if as_json:
@@ -94,6 +98,23 @@ def _cupy() -> str:
         return f"{cupy.__version__}, {cupy.cuda.runtime.getDeviceCount()} GPU(s)"
     except Exception as error:  # a driver that is missing or too old, in many wordings
         return f"installed, but not usable: {error}"
+
+
+def _measured() -> dict[str, str]:
+    """How fast this machine is; kept for the planner."""
+    from minitrain.planner.budget import amount
+    from minitrain.planner.here import path, save
+
+    from .measure import measure
+
+    found = measure()
+    save(found)
+    return {
+        "products": f"{amount(found.flops)}FLOP/s on one core, in float32",
+        "memory": f"{amount(found.bandwidth)}B/s on one core",
+        "messages": f"{amount(found.link)}B/s between two threads, {found.start * 1e6:.0f} µs each",
+        "measured": f"kept in {path()}",
+    }
 
 
 def _self_test() -> dict[str, Any]:

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .memory import fullest
+
 if TYPE_CHECKING:
     from minitrain.layout import Layout
     from minitrain.train.config.sections import RunConfig
@@ -27,27 +29,15 @@ def introduction(run: Run, folder: Path) -> Iterator[str]:
 
 
 def _memory(run: Run) -> Iterator[str]:
-    """What rank 0 will hold, where there is a formula for it."""
+    """What the rank that holds the most will hold, where there is a formula for it."""
     from minitrain.layout import LayoutError
-    from minitrain.planner.memory import held
-    from minitrain.train.build import sizes_of
 
-    config, layout = run.config, run.layout
     try:
-        bytes_of = held(
-            sizes_of(config, run.corpus.tokenizer.vocab),
-            layout,
-            batch=-(-config.data.batch // (config.data.micro_batches * layout.data_ranks)),
-            length=config.model.context,
-            dtype=config.run.dtype,
-            recompute=config.run.recompute,
-            optimizer=config.optimizer.name,
-            frozen=config.optimizer.frozen_patterns,
-        )
+        held = fullest(run)
     except LayoutError:
         return
-    parts = ", ".join(f"{name} {n / 1e6:.2f}" for name, n in bytes_of._asdict().items())
-    yield f"a rank holds {bytes_of.total / 1e6:.2f} MB: {parts}"
+    parts = ", ".join(f"{name} {n / 1e6:.2f}" for name, n in held._asdict().items())
+    yield f"a rank holds {held.total / 1e6:.2f} MB: {parts}"
 
 
 def idle_stages(layout: Layout, config: RunConfig) -> Iterator[str]:

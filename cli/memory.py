@@ -45,36 +45,63 @@ def check_fits(run: Run, processes: bool) -> None:
     """
     import numpy as np
 
-    held = _held(run)
-    if held is None or run.xp is not np:
-        return
-    ranks, there = 1 if processes else run.layout.size, limit()
-    if held.total * ranks > there:
-        raise MemorySizeError(_words(held, ranks, f"but there are {_size(there)}"))
-
-
-def _held(run: Run) -> Held | None:
-    """What the first rank holds, which holds the most; None where no formula covers the layout."""
     from minitrain.layout import LayoutError
+
+    if run.xp is not np:
+        return
+    try:
+        held, there = held_by(run), limit()
+    except LayoutError:
+        return
+    alike = run.layout.size // run.layout.pp
+    need = max(each.total for each in held) if processes else sum(x.total for x in held) * alike
+    if need > there:
+        raise MemorySizeError(_words(run, f"but there are {_size(there)}", processes))
+
+
+def held_by(run: Run) -> list[Held]:
+    """What the first rank of each stage of the pipeline holds, which holds the most of them.
+
+    Raises:
+        LayoutError: no formula covers the layout.
+    """
     from minitrain.planner.memory import held
     from minitrain.train.build import sizes_of
+    from minitrain.train.pipeline import schedule_of
 
     config, layout = run.config, run.layout
-    try:
-        return held(
+    first = dict.fromkeys(layout.order, 0)
+    return [
+        held(
             sizes_of(config, run.corpus.tokenizer.vocab),
             layout,
-            batch=config.data.batch // (config.data.micro_batches * layout.dp),
+            batch=config.data.batch // (config.data.micro_batches * layout.data_ranks),
             length=config.model.context,
+            micro_batches=config.data.micro_batches,
+            rank=layout.rank(first | {"pp": stage}),
             dtype=config.run.dtype,
             recompute=config.run.recompute,
             optimizer=config.optimizer.name,
+            stages=config.run.stage_sizes,
+            schedule=schedule_of(config, layout),
+            frozen=config.optimizer.frozen_patterns,
         )
+        for stage in range(layout.pp)
+    ]
+
+
+def fullest(run: Run) -> Held:
+    """What the rank that holds the most holds."""
+    return max(held_by(run), key=lambda held: held.total)
+
+
+def _words(run: Run, why: str, processes: bool = False) -> str:
+    from minitrain.layout import LayoutError
+
+    try:
+        held, ranks = fullest(run), 1 if processes else run.layout.size
     except LayoutError:
-        return None
-
-
-def _words(held: Held, ranks: int, why: str) -> str:
+        return f"not enough memory {why}; lower --batch"
     each = f"each of {ranks} ranks holds {_size(held.total)}" if ranks > 1 else (
         f"the run holds {_size(held.total)}"
     )  # fmt: skip
@@ -100,11 +127,8 @@ def memory_of(run: Run) -> Iterator[None]:
     try:
         yield
     except MemoryError as error:
-        held = _held(run)
         why = f"and no more could be had ({error or 'of unknown size'})"
-        if held is None:
-            raise MemorySizeError(f"not enough memory: {error}; lower --batch") from error
-        raise MemorySizeError(_words(held, run.layout.size, why)) from error
+        raise MemorySizeError(_words(run, why)) from error
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ import click
 from minitrain.errors import UserError
 from minitrain.layout import SCHEDULES, did_you_mean
 
-from .arguments import given
+from .arguments import given, number
 from .main import fail
 from .picture import Picture, can_print, width_of
 
@@ -42,13 +41,6 @@ class TimesType(click.ParamType):  # type: ignore[type-arg,unused-ignore]
             self.fail(str(error))
 
 
-def _number(ctx: click.Context, option: click.Parameter, value: float | None) -> float | None:
-    """Refuse NaN, which is outside of no range."""
-    if value is not None and math.isnan(value):
-        raise click.BadParameter("nan is not a number", ctx, option)
-    return value
-
-
 @click.command()
 @click.argument("names", type=given, nargs=-1, required=True, metavar="NAME...")
 @click.option("--pp", type=click.IntRange(1), default=4, help="Stages: ranks in the pipeline. [4]")
@@ -56,10 +48,10 @@ def _number(ctx: click.Context, option: click.Parameter, value: float | None) ->
 @click.option("--chunks", type=click.IntRange(1), help="Pieces of the model on each rank.")
 @click.option("--times", type=TimesType(), default=(1.0, 1.0, 1.0, 0.0), metavar="F,B,W,T",
               help="Forward, backward for inputs, for weights, transfer. [1,1,1,0]")  # fmt: skip
-@click.option("--memory", type=click.FloatRange(1), metavar="LIMIT", callback=_number,
+@click.option("--memory", type=click.FloatRange(1), metavar="LIMIT", callback=number,
               help="Micro-batches a rank can hold: zb-auto keeps to it, others are held against it."
                    " [pp]")  # fmt: skip
-@click.option("--kept", type=click.FloatRange(0, 1), default=1.0, metavar="SHARE", callback=_number,
+@click.option("--kept", type=click.FloatRange(0, 1), default=1.0, metavar="SHARE", callback=number,
               help="How much of a micro-batch's memory waits for W, of 1. [1]")  # fmt: skip
 @click.option("--svg", type=given, metavar="FILE", help="Draw into this file.")
 @click.option("--png", type=given, metavar="FILE", help="Draw into this file.")

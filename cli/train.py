@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from .arguments import check_here, given
+from .forecast import show_forecast
 from .introduction import idle_stages, introduction
 from .main import fail
 from .memory import MemorySizeError, check_fits, memory_for, memory_of
@@ -36,12 +37,13 @@ if TYPE_CHECKING:
     "--run-dir", type=given, metavar="DIR", help="Where the run is kept. [runs/NNNN-PRESET]"
 )
 @click.option("--resume", is_flag=True, help="Go on with the run in --run-dir, or the newest one.")
+@click.option("--dry-run", is_flag=True, help="Say what a step would hold, send and compute.")
 @click.option("--json", "as_json", is_flag=True, help="End with the results as one JSON value.")
 @trace_options
 @rank_options
 @config_options
 def train(given: ConfigSources, ranks: Ranks, trace: TraceFile | None, run_dir: str | None,
-          resume: bool, as_json: bool) -> int:  # fmt: skip
+          resume: bool, dry_run: bool, as_json: bool) -> int:  # fmt: skip
     """Train a language model on text.
 
     Metrics, checkpoints and the configuration are kept in a run folder. Without options: a small
@@ -53,6 +55,11 @@ def train(given: ConfigSources, ranks: Ranks, trace: TraceFile | None, run_dir: 
     """
     check_here()
     run = _prepare(given, ranks, run_dir, resume, trace)
+    if dry_run and ranks.first:
+        show_forecast(run, as_json)
+    check_fits(run, processes=ranks.backend == "mpi")
+    if dry_run:
+        return 0
     ranks.launch()
     outcome = _run(ranks, run)
     if ranks.first:
@@ -142,9 +149,7 @@ def _prepare(given: ConfigSources, ranks: Ranks, run_dir: str | None, resume: bo
                 f"{config.sync.mode}; leave one of them out"
             )
         trace.check(config.run.steps - (step_of(start) if start else 0))
-    run = Run(config, ranks.layout, corpus, at, start, tuple(notes), xp, blas, trace=trace)
-    check_fits(run, processes=ranks.backend == "mpi")
-    return run
+    return Run(config, ranks.layout, corpus, at, start, tuple(notes), xp, blas, trace=trace)
 
 
 def _check_readable_by_all(ranks: Ranks, *paths: str | None) -> None:

@@ -30,6 +30,7 @@ DEFAULT = (
     *("dp1", "dp2", "dp3", "dp4", "tp2", "tp3,sp", "dp2,tp2,sp"),
     *("shard2,zero1", "shard2,zero2", "shard3,zero2,owner", "dp2,shard2,zero3"),
     *("pp2", "pp2,interleaved", "pp3,zb-h1", "pp2,zb-v", "dp2,pp2,tp2,sp"),
+    *("cp2", "cp3,ring", "cp2,gather", "cp4,ulysses2", "dp2,cp2,ulysses"),
 )
 WITH_EXPERTS = ("dp2,ep2", "dp2,ep2,tp2,sp", "dp2,shard2,zero3,ep4", "dp2,pp2,ep2")
 MOST_RANKS = 256  # threads of this process

@@ -17,7 +17,9 @@ import numpy as np
 import minitrain as mt
 from minitrain.comm import Group, launched, world
 from minitrain.optim import SGD
-from minitrain.planner.memory import held, korthikanti
+from minitrain.planner.architecture import activation_bytes
+from minitrain.planner.memory import held
+from minitrain.planner.models import shape_from
 from minitrain.train.step import Stepper
 
 CONFIG = mt.nn.GPTConfig(vocab=64, context=32, layers=2, heads=8, width=64, dropout=0.1)
@@ -68,7 +70,7 @@ def print_memory(ranks: int) -> None:
             for config in (CONFIG, longer)
         )
         paper = [
-            korthikanti(CONFIG, ranks, batch=SIZE, length=CONFIG.context, sp=sp, recompute=kept)
+            activation_bytes(shape_from(CONFIG), SIZE, ranks, sp=sp, recompute=kept)
             for kept in ("selective", "none")
         ]
         print(

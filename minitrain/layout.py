@@ -25,10 +25,10 @@ SCHEDULES = ("gpipe", "1f1b", "zb-h1", "zb-h2", *_CHUNKED, "zb-auto")
 _OWNER = {
     **dict.fromkeys(("zero", "owner", "keep"), "shard"),
     **dict.fromkeys(("schedule", "chunks"), "pp"),
-    "cp_kind": "cp",
+    **dict.fromkeys(("cp_kind", "ulysses"), "cp"),
     "sp": "tp",
 }
-_DEFAULTS = (("shard", "zero", 1), ("pp", "schedule", "1f1b"), ("cp", "cp_kind", "ring"))
+_DEFAULTS = (("shard", "zero", 1), ("pp", "schedule", "1f1b"), ("cp", "cp_kind", "zigzag"))
 _WORDS: dict[str, tuple[str, object]] = {
     "sp": ("sp", True),
     "owner": ("owner", True),
@@ -36,7 +36,7 @@ _WORDS: dict[str, tuple[str, object]] = {
     **{word: ("schedule", word) for word in SCHEDULES},
     **{word: ("cp_kind", word) for word in CP_KINDS},
 }
-_NUMBERED = (*AXES, "ep", "zero", "chunks")
+_NUMBERED = (*AXES, "ep", "zero", "chunks", "ulysses")
 
 
 class LayoutError(UserError):
@@ -65,7 +65,8 @@ class Layout:
         sp: sequence parallelism between the tensor-parallel regions.
         schedule: the pipeline schedule, one of SCHEDULES; 1f1b where pp > 1 and none is given.
         chunks: pieces of the model on each stage; at least 2 under the schedules that need them.
-        cp_kind: one of CP_KINDS; ring where cp > 1 and none is given.
+        cp_kind: one of CP_KINDS; zigzag where cp > 1 and none is given.
+        ulysses: cp ranks that exchange positions for heads inside each place of a ring.
         order: the axes from the slowest to the fastest; it only decides which links carry what.
 
     Raises:
@@ -85,6 +86,7 @@ class Layout:
     schedule: str | None = None
     chunks: int = 1
     cp_kind: str | None = None
+    ulysses: int = 1
     order: tuple[str, ...] = AXES
 
     def __post_init__(self) -> None:
@@ -124,7 +126,7 @@ class Layout:
                 "owner" if self.owner else None,
                 "keep" if self.keep else None,
             ],
-            "cp": [self.cp_kind],
+            "cp": [self.cp_kind, f"ulysses{self.ulysses}" if self.ulysses != 1 else None],
             "tp": ["sp" if self.sp else None],
         }
         words = []
@@ -145,6 +147,16 @@ class Layout:
     def data_ranks(self) -> int:
         """The number of parts that each micro-batch is cut into: dp × shard."""
         return self.dp * self.shard
+
+    @property
+    def exchange(self) -> int:
+        """How many cp ranks exchange positions for heads: the innermost ones."""
+        return self.cp if self.cp_kind == "ulysses" else self.ulysses
+
+    @property
+    def ring(self) -> int:
+        """How many pieces of a sequence there are, each of `exchange` ranks."""
+        return self.cp // self.exchange
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """Where a world rank lies on each axis: row-major in `order`, the last axis fastest."""
@@ -181,7 +193,8 @@ class Layout:
     ) -> None:
         """Refuse what cannot run, every violated rule in one LayoutError. None is not asked about.
 
-        Uneven cuts are legal (the first ranks get one more), but no rank may be left with nothing.
+        Uneven cuts are legal (the first ranks get one more), but no rank may be left with nothing,
+        except of a sequence that is cut over cp: one may have fewer positions than pieces.
         A batch is asked to divide evenly, because ranks with fewer sequences would only wait.
 
         Args:
@@ -189,17 +202,15 @@ class Layout:
             batch, micro_batches: sequences in the global batch, and what it is cut into.
             heads, layers, vocab, context, experts: sizes of the model.
         """
-        ulysses = self.cp if self.cp_kind == "ulysses" else 1
-        pieces = 2 if self.cp_kind == "zigzag" else 1  # an early and a late one
         sp = self.tp if self.sp else 1
         # The pipeline cuts the chain [embedding, blocks…, head]: two links more than the blocks.
         chain = None if layers is None else layers + 2
         problems = [
             *_misfits(self, self.size if ranks is None else ranks, batch or 0, micro_batches),
-            *_too_few(heads, "attention heads", tp=self.tp, ulysses=ulysses),
+            *_too_few(heads, "attention heads", tp=self.tp, ulysses=self.exchange),
             *_too_few(chain, "links (embedding, layers, head)", pp=self.pp, chunks=self.chunks),
             *_too_few(vocab, "vocabulary entries", tp=self.tp),
-            *_too_few(context, "positions", cp=self.cp, pieces=pieces, sp=sp),
+            *_too_few(context, "positions", sp=sp),
             *_too_few(experts, "experts", ep=self.ep),
         ]
         _refuse(f"layout {self} does not fit", problems)
@@ -228,7 +239,7 @@ def _read(word: str) -> tuple[str, object]:
 
 def _malformed(layout: Layout) -> Iterator[str]:
     """What is wrong with the fields one by one, whatever model and ranks they meet."""
-    for name in (*AXES, "ep", "chunks"):
+    for name in (*AXES, "ep", "chunks", "ulysses"):
         value = getattr(layout, name)
         if type(value) is not int or value < 1:
             yield f"{name} is {value!r}, but must be a whole number of at least 1"
@@ -238,6 +249,10 @@ def _malformed(layout: Layout) -> Iterator[str]:
         value = getattr(layout, name)
         if value not in (None, *values):
             yield f"{name} is {value!r}, but must be one of {', '.join(map(str, values))}"
+    if layout.ulysses != 1 and layout.cp_kind in ("ulysses", "gather"):
+        yield f"ulysses{layout.ulysses} is for a ring or zigzag; leave it or {layout.cp_kind} out"
+    elif layout.ulysses > 1 and layout.cp % layout.ulysses:
+        yield f"ulysses{layout.ulysses} does not divide cp{layout.cp}; use one that does"
     if layout.keep and layout.zero != 3:
         yield "keep is about what zero3 gathers; add zero3, or leave keep out"
     if layout.owner and layout.zero == 3:

@@ -99,6 +99,19 @@ def test_sequence_parallelism_sends_the_same_bytes_and_holds_less(tmp_path: Path
     assert held[1] < held[0]
 
 
+def test_context_parallelism_trains_alike_and_zigzag_shares_the_work(tmp_path: Path) -> None:
+    text = output("context_parallel.py", tmp_path)
+    rows = re.findall(r"^\S+ +([\d.]+)  ([\d.]+)  ([\d.]+) +(\d+) +(\d+)$", text, re.M)
+    assert len(rows) == 6
+    assert all(row[:3] == rows[0][:3] for row in rows)
+    sent, held = ([int(row[column]) for row in rows] for column in (3, 4))
+    assert sent[0] == 0 < min(sent[1:])
+    assert held[1] == held[2] < 0.26 * held[0]  # a quarter, and which positions there are
+    shares = {kind: re.findall(rf"^cp4,{kind} .* ([\d.]+) %$", text, re.M)
+              for kind in ("ring", "zigzag")}  # fmt: skip
+    assert shares == {"ring": ["6.6", "18.9", "31.1", "43.4"], "zigzag": ["25.0"] * 4}
+
+
 def numbers(text: str) -> list[list[int]]:
     """The numbers in each line that begins with a step, without the step's own."""
     rows = re.findall(r"^ *(?:start|step \d+) ((?: +\d+)+)", text, re.M)

@@ -209,8 +209,8 @@ def _tiles(q: Array, k: Array, rule: Rule) -> Iterator[Tile]:
         if not keys.stop:
             continue
         each = groups * (rows.stop - start) * keys.stop
-        step_k = max(1, min(heads, TILE // each))
-        step_b = max(1, TILE // (each * step_k))
+        step_k = max(1, min(heads, TILE // max(1, each)))
+        step_b = max(1, TILE // max(1, each * step_k))
         for b in range(0, batch, step_b):
             for h in range(0, heads, step_k):
                 yield Tile(rule, slice(b, b + step_b), slice(h, h + step_k), rows, keys, hidden)

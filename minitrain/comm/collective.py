@@ -49,7 +49,11 @@ class Collectives:
             if not self._waits:
                 generator = unchanged(peers.call, call_site(), generator, args)
         operation = Operation(transport, generator, peers.route)
-        return operation.wait() if self._waits else operation.start()
+        if self._waits:
+            return operation.wait()
+        if not transport.overlaps:
+            operation.wait()
+        return operation if operation.done else operation.start()
 
 
 def unchanged(call: str, site: str, steps: Steps, args: Sequence[Any]) -> Steps:

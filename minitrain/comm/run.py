@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from minitrain.comm.errors import CommError, RankFailedError
 from minitrain.comm.group import Group
 from minitrain.comm.mailbox import World
-from minitrain.comm.threads import thread_world
+from minitrain.comm.threads import End, ThreadTransport, thread_world
 from minitrain.machine import blas_threads, cores
 
 T = TypeVar("T")
@@ -20,7 +20,8 @@ GRACE = 3.0
 
 
 def run_ranks(n: int, fn: Callable[..., T], *args: Any, blas: int | None = None,
-              synchronous: bool = False, nodes: Sequence[int] = ()) -> list[T]:  # fmt: skip
+              synchronous: bool = False, nodes: Sequence[int] = (),
+              transport: End = ThreadTransport) -> list[T]:  # fmt: skip
     """Run fn(group, *args) on n ranks, threads of this process, and return their results in order.
 
     Args:
@@ -28,6 +29,7 @@ def run_ranks(n: int, fn: Callable[..., T], *args: Any, blas: int | None = None,
         synchronous: a send waits until it is received, instead of copying and returning; a program
             that relies on buffering then ends in a DeadlockError.
         nodes: a number for each rank, the node that it pretends to run on; by default the same.
+        transport: makes a rank's end of the world; `delay.delays` makes one with slow links.
 
     Raises:
         The exception of the rank that failed first, with its traceback; the other ranks are woken.
@@ -39,7 +41,7 @@ def run_ranks(n: int, fn: Callable[..., T], *args: Any, blas: int | None = None,
         raise ValueError(f"run_ranks needs at least 1 rank, not {n}")
     if nodes and len(nodes) != n:
         raise ValueError(f"run_ranks: {len(nodes)} nodes for {n} ranks; there must be one for each")
-    world = thread_world(n, synchronous, nodes)
+    world = thread_world(n, synchronous, nodes, transport)
     results: list[Any] = [None] * n
     calls = [partial(_be, rank, world, results, fn, args) for rank in range(n)]
     threads = [

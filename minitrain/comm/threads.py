@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Callable, Sequence
+from typing import TypeAlias, cast
 
 import numpy as np
 
@@ -94,7 +94,7 @@ class ThreadTransport(Transport):
         return message
 
     def receive(self, out: Array | None, source: int, route: Tag, *, like: Array | None = None,
-                combine: Combine | None = None) -> Message:  # fmt: skip
+                combine: Combine | None = None) -> Request:  # fmt: skip
         """See `Transport.receive`."""
         world = self.world
         if out is not None and not isinstance(out, np.ndarray):
@@ -183,9 +183,14 @@ class ThreadTransport(Transport):
         self.world.names.setdefault(channel, text)
 
 
-def thread_world(size: int, synchronous: bool = False, nodes: Sequence[int] = ()) -> World:
+End: TypeAlias = Callable[[World], ThreadTransport]
+"""What makes the next rank's end of a world."""
+
+
+def thread_world(size: int, synchronous: bool = False, nodes: Sequence[int] = (),
+                 transport: End = ThreadTransport) -> World:  # fmt: skip
     """A world of thread ranks, with all their transports; the threads are the caller's."""
     world = World(size, synchronous, nodes)
     for _ in range(size):
-        ThreadTransport(world)
+        transport(world)
     return world

@@ -36,10 +36,15 @@ one sender they arrive in the order in which they were sent."""
 
 
 class Request(Protocol):
-    """A message on its way: once done, what a receive has received, or why it could not be."""
+    """A message on its way."""
 
-    array: Array
-    error: Exception | None
+    @property
+    def array(self) -> Array:
+        """What a receive has received."""
+
+    @property
+    def error(self) -> Exception | None:
+        """Why the message could not be received; None if it could."""
 
     @property
     def done(self) -> bool:
@@ -59,6 +64,8 @@ class Transport(ABC):
         sequences: channel → the number of collectives started on it so far.
         ledgers: how many are open on this rank: with none, nothing is counted.
         seconds: the clock of `Group.seconds`, which operations move on.
+        overlaps: whether what is started goes on while the rank computes. False: a collective is
+            waited for where it is started, which shows what overlap is worth.
     """
 
     kind: str
@@ -72,6 +79,7 @@ class Transport(ABC):
         self.sequences: dict[int, int] = defaultdict(int)
         self.ledgers = 0
         self.seconds = 0.0
+        self.overlaps = True
 
     @property
     def local_rank(self) -> int:

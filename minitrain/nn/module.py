@@ -102,7 +102,10 @@ class Module:
         raise NotImplementedError
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
-        return self.forward(*args, **kwargs)
+        out = self.forward(*args, **kwargs)
+        if _ambient.after_module is not None:
+            _ambient.after_module()
+        return out
 
     def children(self) -> Iterator[tuple[str, Module | Parameter]]:
         """The direct parts by name; the items of a list are called by its name and their number."""
@@ -170,6 +173,7 @@ class Window:
         seed, step: of the run; a step's micro-batches share it.
         samples: (B,) index of each sequence in the global batch.
         positions: (T,) index of each token in its sequence (not always a range: zigzag).
+        length: of the whole sequences, where positions may be a part of them; None: they are whole.
         training: whether dropout drops, and the loss has what is added to it for training.
         tokens: of the whole batch, by which terms of the loss inside the model are divided. None:
             those at hand; 0: no label of the batch counts, and they add nothing.
@@ -181,6 +185,7 @@ class Window:
     samples: Any
     positions: Any
     training: bool = True
+    length: int | None = None
     tokens: int | None = None
     scale: float = 1.0
 
@@ -191,6 +196,7 @@ class Window:
 
 class _Ambient(threading.local):
     window: Window | None = None
+    after_module: Callable[[], None] | None = None
 
 
 _ambient = _Ambient()
@@ -209,3 +215,14 @@ def window(view: Window | None) -> Iterator[None]:
         yield
     finally:
         _ambient.window = outer
+
+
+@contextmanager
+def after_each_module(hook: Callable[[], None]) -> Iterator[None]:
+    """Inside, the hook is called after each module has run; messages make progress here, as they do
+    after each node of a backward."""
+    outer, _ambient.after_module = _ambient.after_module, hook
+    try:
+        yield
+    finally:
+        _ambient.after_module = outer

@@ -34,11 +34,16 @@ class AttentionCore(Module):
         Shapes: packed: qkv (B, T, 3, H, D), or q (B, T, H, D) and kv (B, T, 2, K, D); positions
             (T,) -> (B, T, H, D).
         """
-        view, drop = self.dropout.window(), None
-        if view is not None:
-            rate, key, heads = self.dropout.rate, view.key(self.dropout.path), packed[0].shape[-2]
-            drop = F.WeightDropout(rate, key, view.samples, np.arange(heads) + self.first_head)
+        drop = self.weight_dropout(packed[0].shape[-2])
         return F.attention(*packed, positions=positions, dropout=drop)
+
+    def weight_dropout(self, heads: int, first: int = 0) -> F.WeightDropout | None:
+        """What drops attention weights of so many of its heads, from a first one on; or None."""
+        view = self.dropout.window()
+        if view is None:
+            return None
+        own = np.arange(heads) + self.first_head + first
+        return F.WeightDropout(self.dropout.rate, view.key(self.dropout.path), view.samples, own)
 
 
 class Attention(Module):

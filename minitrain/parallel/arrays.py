@@ -16,15 +16,22 @@ from minitrain.parallel.table import Placements
 from minitrain.parallel.zero import Shard
 
 
+def units_of(model: Any, chunk: range) -> list[str]:
+    """The paths of a chunk's units, in the order in which they run."""
+    last, found = len(model.blocks) + 1, list[str]()
+    for link in chunk:
+        inner = [f"blocks.{link - 1}"] if 0 < link < last else ["embedding"]
+        found += ["norm", "head"] if link == last else inner
+    return found
+
+
 def users_of(model: Any, chunks: list[range]) -> dict[str, frozenset[int]]:
     """The chunks that use each parameter: a tied table has two, on one rank of a V."""
-    last, found = len(model.blocks) + 1, defaultdict[str, set[int]](set)
+    modules, found = dict(model.modules()), defaultdict[str, set[int]](set)
     for number, chunk in enumerate(chunks):
-        for link in chunk:
-            parts = [model.blocks[link - 1]] if 0 < link < last else [model.embedding]
-            for part in [model.norm, model.head] if link == last else parts:
-                for name in part.parameters():
-                    found[name].add(number)
+        for path in units_of(model, chunk):
+            for name in modules[path].parameters():
+                found[name].add(number)
     return {name: frozenset(users) for name, users in found.items()}
 
 

@@ -19,6 +19,7 @@ given, so the same numbers come on every machine, and slow workers can be had fo
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -95,7 +96,14 @@ class Applied(NamedTuple):
 
 
 class Inbox(Protocol):
-    """Where the server finds the workers' messages."""
+    """Where the server finds the workers' messages.
+
+    Attributes:
+        now: the time, in seconds or on a virtual clock.
+    """
+
+    @property
+    def now(self) -> float: ...
 
     def next(self) -> tuple[int, Message]:
         """A worker and what it says; the worker waits for an answer to a pull."""
@@ -117,6 +125,7 @@ class Server:
         clocks: of each worker.
         version: how many updates have been applied.
         seen: for each worker the version of each piece that it has pulled last.
+        waited: time that workers were held back, because others were too far behind.
     """
 
     def __init__(self, workers: int, weights: Array, pieces: Sequence[slice],
@@ -126,25 +135,30 @@ class Server:
         self.apply, self.ended = apply, ended
         self.clocks, self.version = [first] * workers, 0
         self.seen = [[0] * len(pieces) for _ in range(workers)]
-        self.until = 0
+        self.until, self.waited = 0, 0.0
 
     def run(self, inbox: Inbox, until: int) -> int:
         """Serve until every worker has pushed clock `until` - 1, or a signal is heard; the clock
         that was come to."""
         self.until, stopping = until, False
-        waiting: list[tuple[int, Pull]] = []
+        waiting: list[tuple[int, Pull, float]] = []
         left, held = len(self.clocks), list[tuple[int, Push]]()
         while left:
             worker, message = inbox.next()
+            before = min(self.clocks)
             if isinstance(message, Pull):
-                waiting.append((worker, message))
+                waiting.append((worker, message, inbox.now))
             else:
                 if message.stop and not stopping:  # all come to the clock that somebody has begun
                     stopping, self.until = True, max(self.clocks) + 1
                 self._take(worker, message, held)
             for asked in [pull for pull in waiting if self._may(pull[1].clock)]:
                 waiting.remove(asked)
-                left -= not self._answer(inbox, *asked)
+                whose, pull, since = asked
+                self.waited += inbox.now - since
+                left -= not self._answer(inbox, whose, pull)
+            if min(self.clocks) > before:
+                self.ended(before)
         return self.until
 
     def _may(self, clock: int) -> bool:
@@ -173,8 +187,6 @@ class Server:
         late = self.version - min(self.seen[worker])
         self.apply(Applied(push.clock, pushes, workers, late))
         self.version += 1
-        if min(self.clocks) > push.clock:
-            self.ended(push.clock)
 
 
 class VirtualClock:
@@ -239,6 +251,11 @@ class Links(Inbox):
         for worker, rank in enumerate(ranks):
             if rank != group.rank:
                 self.posted[worker] = group.irecv(rank, np.empty(5))
+
+    @property
+    def now(self) -> float:
+        """See Inbox."""
+        return self.clock.now if self.clock else time.perf_counter()
 
     def next(self) -> tuple[int, Message]:
         """See Inbox."""

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from minitrain.autograd.tensor import Tensor
 from minitrain.errors import UserError
 from minitrain.layout import Layout, LayoutError
 from minitrain.nn.config import Config, GPTConfig, LlamaConfig
@@ -21,20 +20,22 @@ from minitrain.nn.families import declare
 from minitrain.nn.module import Parameter
 from minitrain.parallel import regions
 from minitrain.parallel.agreement import check_alike, weights_digest
-from minitrain.parallel.arrays import arrays_of, fill, users_of
-from minitrain.parallel.bind import BoundUnit, cast_to
+from minitrain.parallel.arrays import arrays_of, fill, units_of, users_of
+from minitrain.parallel.bind import BoundUnit, Derive, cast_to
+from minitrain.parallel.context import cut_context
 from minitrain.parallel.expert import cut_experts
+from minitrain.parallel.gather import GatheredUnit, Gatherer, follow
 from minitrain.parallel.inventory import check_declared, modules_of
 from minitrain.parallel.mesh import Mesh
 from minitrain.parallel.pipeline import keep
 from minitrain.parallel.plan import BUCKET
 from minitrain.parallel.recompute import RecomputedBlock
+from minitrain.parallel.reduce import Reducer
 from minitrain.parallel.sequence import SequenceRegions, cut_sequence, own_part
 from minitrain.parallel.stages import check_schedule, chunks_of, schedule_of
 from minitrain.parallel.table import Placements, check_layout, placements, table_of
 from minitrain.parallel.tensor import cut_tensors
 from minitrain.parallel.worker import ParallelModel
-from minitrain.parallel.zero import Gatherer
 from minitrain.schedules import Schedule
 from minitrain.schedules.instruction import words_of
 
@@ -109,7 +110,8 @@ def parallelize(
     reducer = arrays_of(parameters, table, mesh, users, bucket, dtype, xp)
     for parameter in parameters.values():
         fill(reducer, parameter, mesh, seed, xp)
-    _bind(model, mesh, dtype, reducer.lives.weights.dtype != dtype)
+    casts = reducer.lives.weights.dtype != dtype
+    _bind(model, mesh, chunks, cast_to(dtype) if casts else None, reducer)
     if recompute == "full":
         for i, block in enumerate(model.blocks):
             if block is not None:
@@ -176,23 +178,22 @@ def _cut(model: Any, table: Placements, mesh: Mesh) -> None:
         cut_tensors(model, table, group, enter, leave)
     if layout.tp > 1 and layout.sp:
         cut_sequence(model, group)
+    if layout.cp > 1:
+        cut_context(model, mesh)
     own = partial(own_part, group=group) if layout.sp else lambda positions: positions
     cut_experts(model, table, mesh, enter, leave, own)
 
 
-def _bind(model: Any, mesh: Mesh, dtype: str, casts: bool) -> None:
+def _bind(model: Any, mesh: Mesh, chunks: Sequence[range], cast: Derive | None,
+          reducer: Reducer) -> None:  # fmt: skip
     """Let each unit compute with tensors that are derived from its parameters: cast, gathered."""
-    gathers, keep = mesh.layout.zero == 3, mesh.layout.keep
-    if not (casts or gathers):
+    gathers, modules = mesh.layout.zero == 3, dict(model.modules())
+    if cast is None and not gathers:
         return
-    gather = Gatherer(mesh, keep=keep)
-
-    def derive(parameter: Parameter) -> Tensor:
-        piece: Tensor = cast_to(dtype)(parameter) if casts else parameter
-        return gather(parameter, piece) if gathers else piece
-
-    modules = dict(model.modules())
-    blocks = [f"blocks.{i}" for i, block in enumerate(model.blocks) if block is not None]
-    for path in ("embedding", *blocks, "norm", "head"):
-        if path in modules:
-            model.replace(path, BoundUnit(modules[path], derive))
+    gatherer = Gatherer(mesh, keep=mesh.layout.keep, expect=reducer.expect)
+    for chunk in chunks:
+        paths = units_of(model, chunk)
+        units = [GatheredUnit(gatherer, cast) for _ in paths]
+        follow(units)
+        for path, unit in zip(paths, units, strict=True):
+            model.replace(path, BoundUnit(modules[path], cast if cast and not gathers else unit))

@@ -143,7 +143,7 @@ def tensor_places(
     """
     cuts = CUTS.get(kind) or EXPERTS.get(kind, ())
     heads = {cut.unit: shapes[cut.weight][cut.axis] for cut in cuts if cut.unit}
-    units = _by_heads(heads["heads"], heads.get("kv_heads"), ranks) if heads else {}
+    units = by_heads(heads["heads"], heads.get("kv_heads"), ranks) if heads else {}
     for cut in cuts:
         holds, sizes = units.get(cut.unit, (tuple(range(ranks)), None))
         yield cut.weight, Place("tp", cut.axis, holds, sizes)
@@ -155,7 +155,7 @@ def tensor_places(
 Unit = tuple[tuple[int, ...], tuple[int, ...]]  # the piece of each rank, the pieces' sizes
 
 
-def _by_heads(heads: int, kv_heads: int | None, ranks: int) -> dict[str | None, Unit]:
+def by_heads(heads: int, kv_heads: int | None, ranks: int) -> dict[str | None, Unit]:
     """How query heads and key/value heads are cut: unit -> (holds, sizes).
 
     With at least as many key/value heads as ranks these are cut, and their queries go with them.

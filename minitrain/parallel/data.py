@@ -30,16 +30,12 @@ from minitrain.parallel.mesh import Mesh
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """What one rank computes of one micro-batch.
-
-    Shapes:
-        tokens, labels: (b, t) ids; b may be 0.
-        places: (b,) of each sequence in the global batch.
-        positions: (t,) of each token in its sequence.
+    """What one rank computes of one micro-batch of a step.
 
     Attributes:
-        step: the step it belongs to.
-        micro_batch: its number in the step.
+        tokens, labels: (b, t) ids; b may be 0.
+        places: (b,) of each sequence in the global batch; positions: (t,) of each token in its own.
+        length: of the whole sequences, of which a rank may have some positions.
         total: what its losses are divided by: the tokens that count in the whole global batch.
     """
 
@@ -49,11 +45,12 @@ class Part:
     positions: Any
     step: int
     micro_batch: int
+    length: int
     total: int
 
     def window(self, seed: int, training: bool) -> Window:
         """What dropout and the loss need to know of it."""
-        return Window(seed, self.step, self.places, self.positions, training)
+        return Window(seed, self.step, self.places, self.positions, training, self.length)
 
 
 class Shares:
@@ -79,12 +76,14 @@ class Shares:
         """
         count = micro_batches or self.micro_batches
         mine = [batch.part(m, count, self.index, self.ranks) for m in range(count)]
-        positions = self.positions(batch.tokens.shape[1])
+        length = batch.tokens.shape[1]
+        positions = self.positions(length)
         labels = [part.labels[:, positions] for part in mine]
         valid = sum(int(np.count_nonzero(ids != IGNORE)) for ids in labels)
         total = self.total(valid, batch, mine)
+        shared = {"positions": positions, "step": batch.step, "length": length, "total": total}
         return [
-            Part(part.tokens[:, positions], ids, part.places, positions, batch.step, m, total)
+            Part(part.tokens[:, positions], ids, part.places, micro_batch=m, **shared)
             for m, (part, ids) in enumerate(zip(mine, labels, strict=True))
         ]
 

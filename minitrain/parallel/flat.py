@@ -73,7 +73,8 @@ class Flat:
 
     Attributes:
         weights: (n,) all values.
-        gradient: of all but the frozen ones, in the dtype that sums are made in; or None.
+        wide: the dtype that sums are made in.
+        gradient: of all but the frozen ones, in that dtype; or None.
         spans: by name, the slice that a parameter has in both.
         decayed: the slice that weight decay shrinks.
     """
@@ -92,9 +93,9 @@ class Flat:
             self.spans[name] = slice(end, end := end + math.prod(shapes[name]))
         trained = [name for name in order if parameters[name].requires_grad]
         self.decayed = self.slice_of([name for name in trained if parameters[name].decays])
-        self.weights = xp.empty(end, dtype)
+        self.weights, self.wide = xp.empty(end, dtype), accumulator(dtype)
         size = self.slice_of(trained).stop
-        self.gradient: Any = xp.zeros(size, accumulator(dtype)) if keeps_gradient else None
+        self.gradient: Any = xp.zeros(size, self.wide) if keeps_gradient else None
 
     def fill(self, name: str, values: Array) -> None:
         """Give a parameter its values: from now on its array is a view of the weights."""
@@ -178,3 +179,22 @@ class Flat:
         if not names:
             return slice(0, 0)
         return slice(self.spans[names[0]].start, self.spans[names[-1]].stop)
+
+
+def buckets(flat: Flat, names: list[str], nbytes: int) -> list[list[str]]:
+    """Names of neighbours in flat order, in lists of at least nbytes of gradient each.
+
+    What is left at the end joins the last list: it is the norms and biases, which are final when
+    that list is, and a small message would cost as much time as a large one.
+    """
+    found: list[list[str]] = [[]]
+    least = room = math.ceil(nbytes / flat.wide.itemsize)
+    end = flat.spans[names[-1]].stop
+    for name in names:
+        span = flat.spans[name]
+        if room <= 0 and end - span.start >= least:
+            found.append([])
+            room = least
+        found[-1].append(name)
+        room -= span.stop - span.start
+    return found

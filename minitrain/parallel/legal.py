@@ -16,11 +16,12 @@ def layouts(ranks: int, config: Config, *, micro_batches: int = 4) -> Iterator[L
     """Every layout of exactly so many ranks that can run a configuration's model."""
     folds = range(1, ranks + 1) if config.mixture else (1,)
     for sizes, ep in itertools.product(_factors(ranks, len(AXES)), folds):
-        axes: dict[str, Any] = dict(zip(AXES, sizes, strict=True), ep=ep)
-        for words in itertools.product(*(_uses(axis) for axis in AXES if axes[axis] > 1)):
+        axes: dict[str, Any] = dict(zip(AXES, sizes, strict=True))
+        uses = [_uses(axis, ranks) for axis, ranks in axes.items() if ranks > 1]
+        for words in itertools.product(*uses):
             how = {name: value for use in words for name, value in use.items()}
             try:
-                layout = Layout(**axes, **how)
+                layout = Layout(**axes, **how, ep=ep)
                 check_layout(layout, config, micro_batches=micro_batches)
             except UserError:
                 continue
@@ -38,7 +39,7 @@ def _factors(number: int, count: int) -> Iterator[tuple[int, ...]]:
                 yield first, *rest
 
 
-def _uses(axis: str) -> list[dict[str, Any]]:
+def _uses(axis: str, ranks: int) -> list[dict[str, Any]]:
     """The ways to use an axis of more than one rank."""
     flags = (False, True)
     if axis == "pp":
@@ -47,5 +48,7 @@ def _uses(axis: str) -> list[dict[str, Any]]:
         return [{"zero": stage, "owner": owner, "keep": keep}
                 for stage in (1, 2, 3) for owner in flags for keep in flags]  # fmt: skip
     if axis == "cp":
-        return [{"cp_kind": kind} for kind in CP_KINDS]
+        inner = [n for n in range(2, ranks) if ranks % n == 0]
+        rings = [{"cp_kind": kind, "ulysses": n} for kind in ("ring", "zigzag") for n in inner]
+        return [{"cp_kind": kind} for kind in CP_KINDS] + rings
     return [{"sp": sp} for sp in flags] if axis == "tp" else [{}]

@@ -12,6 +12,7 @@ from minitrain.comm.group import Group
 from minitrain.layout import AXES, Layout, LayoutError
 from minitrain.nn.module import Parameter
 from minitrain.parallel.folds import folds_of
+from minitrain.parallel.positions import own_positions
 
 
 class Mesh:
@@ -92,7 +93,8 @@ class Mesh:
 
     def positions(self, length: int) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Which positions of a sequence this rank computes: (T,)."""
-        return np.arange(length)
+        at = own_positions(self.layout, length, self.coordinates["cp"])
+        return np.array(at, np.int64)
 
     # Experts.
 

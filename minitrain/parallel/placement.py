@@ -111,6 +111,10 @@ class Placement:
         """The same, cut once more."""
         return replace(self, places=(*self.places, place))
 
+    def without(self, mesh_axis: str) -> Placement:
+        """The same, not cut along a mesh axis."""
+        return replace(self, places=tuple(p for p in self.places if p.mesh_axis != mesh_axis))
+
     def unsharded(self) -> Placement:
         """The same, without the flat place of ZeRO."""
         return replace(self, places=tuple(p for p in self.places if p.axis != FLAT))

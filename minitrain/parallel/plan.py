@@ -1,18 +1,26 @@
-"""How each gradient is to be reduced, and which gradients travel together: read off placements."""
+"""How each gradient is to be reduced, and which ones alike: read off placements, without arrays."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from minitrain.array import accumulator
-from minitrain.parallel.flat import Flat
-from minitrain.parallel.mesh import Mesh
 from minitrain.parallel.table import DATA_AXES, Entry
 
 BUCKET = 4 << 20
 """Bytes: enough that the links are busy, few enough that the last one is short."""
+
+
+class MeshPlace(Protocol):
+    """A rank's place on the axes of a mesh: a Mesh, or the planner's stand-in for one."""
+
+    @property
+    def coordinates(self) -> Mapping[str, int]:
+        """By axis."""
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """Of the axes."""
 
 
 class Plan(NamedTuple):
@@ -35,7 +43,7 @@ class Plan(NamedTuple):
         return any(axis == "pp" for peers in self.sums for axis, _ in peers)
 
 
-def plan_of(entry: Entry, mesh: Mesh, chunks: frozenset[int]) -> Plan | None:
+def plan_of(entry: Entry, mesh: MeshPlace, chunks: frozenset[int]) -> Plan | None:
     """The plan of a parameter on this rank; None if it is frozen. The data axes are one group, so
     that they are one sum."""
     if entry.state is None:
@@ -53,22 +61,3 @@ def kinds_of(plans: Mapping[str, Plan | None]) -> dict[str, int]:
     """By name the number of its plan, as the backward comes to them: one kind of flat order."""
     numbers: dict[Plan | None, int] = {}
     return {name: numbers.setdefault(plans[name], len(numbers)) for name in reversed(list(plans))}
-
-
-def buckets(flat: Flat, names: list[str], nbytes: int) -> list[list[str]]:
-    """Names of neighbours in flat order, in lists of at least nbytes of gradient each.
-
-    What is left at the end joins the last list: it is the norms and biases, which are final when
-    that list is, and a small message would cost as much time as a large one.
-    """
-    found: list[list[str]] = [[]]
-    least = room = math.ceil(nbytes / accumulator(flat.weights.dtype).itemsize)
-    end = flat.spans[names[-1]].stop
-    for name in names:
-        span = flat.spans[name]
-        if room <= 0 and end - span.start >= least:
-            found.append([])
-            room = least
-        found[-1].append(name)
-        room -= span.stop - span.start
-    return found

@@ -16,6 +16,7 @@ on each of them: it travels alone, and its last sums are made in the order of th
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from itertools import groupby
 
@@ -23,10 +24,14 @@ from minitrain.array import Array, namespace
 from minitrain.autograd.tensor import Tensor
 from minitrain.comm.operation import Operation
 from minitrain.nn.module import Parameter
-from minitrain.parallel.flat import Flat, Stepped
+from minitrain.parallel.flat import Flat, Stepped, buckets
 from minitrain.parallel.mesh import Mesh
-from minitrain.parallel.plan import BUCKET, Plan, buckets
+from minitrain.parallel.plan import BUCKET, Plan
 from minitrain.parallel.table import Placements
+
+IN_FLIGHT = 2
+"""Buckets that may be on their way: one is summed while the next one fills, and a rank that is
+ahead of the others doesn't have all of its messages in memory."""
 
 
 class Bucket:
@@ -100,11 +105,16 @@ class Reducer:
         plans: by name; None for a frozen one.
         lives, stepped: the flat arrays that gradients are computed in, and summed for.
         nbytes: of a bucket.
+
+    Attributes:
+        coming: terms of gradients that are on their way to this rank, oldest first; the bytes that
+            they keep until then.
     """
 
     def __init__(self, table: Placements, plans: Mapping[str, Plan | None], mesh: Mesh, lives: Flat,
                  stepped: Stepped, *, nbytes: int = BUCKET):  # fmt: skip
         self.table, self.mesh, self.lives, self.stepped = table, mesh, lives, stepped
+        self.nbytes, self.coming = nbytes, deque[tuple[Parameter, Operation, int]]()
         self.buckets = [
             Bucket(names, plan, self)
             for plan, alike in groupby(lives.spans, plans.__getitem__)
@@ -160,17 +170,29 @@ class Reducer:
             return
         for names in self.open:
             names.discard(leaf.name)
-        while self.started < len(self.open) and not self.open[self.started]:
-            self._start()
+        self._start_final()
+
+    def expect(self, parameter: Parameter, operation: Operation, nbytes: int) -> None:
+        """A term of a gradient, already summed over some ranks, is on its way (stage 3): it is
+        added when it has come, in this order. What is on its way keeps at most a bucket's size."""
+        self.coming.append((parameter, operation, nbytes))
+        while len(self.coming) > 1 and sum(size for *_, size in self.coming) > self.nbytes:
+            self._arrive()
+
+    def _arrive(self) -> None:
+        """The oldest term that is on its way has come, or is waited for."""
+        parameter, operation, _ = self.coming.popleft()
+        self.lives.accumulate(parameter, operation.wait(), shared=False)
 
     def progress(self) -> None:
-        """A hook for the engine, after each node: move the started buckets on, and put sums that
-        have come where they belong, so that the memory of their messages is free."""
-        if self.started > self.stored:
-            self.mesh.world.progress()
-            while self.stored < self.started and self.waiting[self.stored].done:
-                self.waiting[self.stored].wait()
-                self.stored += 1
+        """A hook after each node and module: move on what is on its way, and put sums that have
+        come where they belong, so that the memory of their messages is free."""
+        self.mesh.world.progress()
+        while self.coming and self.coming[0][1].done:
+            self._arrive()
+        self._start_final()
+        while self.stored < self.started and self.waiting[self.stored].done:
+            self._store()
 
     def finish(self) -> None:
         """Start what is left and wait for everything: the gradients are the global sums."""
@@ -180,11 +202,28 @@ class Reducer:
             bucket.finish()
 
     def _complete(self) -> None:
+        while self.coming:
+            self._arrive()
         while self.started < len(self.waiting):
             self._start()
         for bucket in self.waiting:
             bucket.wait()
 
+    def _start_final(self) -> None:
+        """Start what is final and has come, in order."""
+        awaited = {parameter.name for parameter, *_ in self.coming}
+        while self.started < len(self.open) and not self.open[self.started]:
+            if not awaited.isdisjoint(self.waiting[self.started].names):
+                return
+            self._start()
+
+    def _store(self) -> None:
+        """The oldest sum on its way has come, or is waited for."""
+        self.waiting[self.stored].wait()
+        self.stored += 1
+
     def _start(self) -> None:
+        if self.started - self.stored == IN_FLIGHT:
+            self._store()
         self.waiting[self.started].start()
         self.started += 1

@@ -161,7 +161,11 @@ def _exchange(x: Array, group: Group, joined: tuple[int, list[int]],
               split: tuple[int, list[int]]) -> Array:  # fmt: skip
     axis, sizes = split
     parts = [own(x, axis, sizes, rank) for rank in range(group.size)]
-    return namespace(x).concatenate(group.all_to_all(parts, purpose=PURPOSE), axis=joined[0])
+    xp, shape, (along, lengths) = namespace(x), parts[group.rank].shape, joined
+    # Every rank's part is as long along the other axis as the rank has of it.
+    shapes = [(*shape[:along], length, *shape[along + 1 :]) for length in lengths]
+    like = [xp.broadcast_to(xp.empty((), x.dtype), shape) for shape in shapes]
+    return xp.concatenate(group.all_to_all(parts, like=like, purpose=PURPOSE), axis=along)
 
 
 def gather(x: Tensor, group: Group, axis: int, sizes: list[int]) -> Tensor:

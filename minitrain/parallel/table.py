@@ -198,10 +198,9 @@ def check_layout(
         frozen: patterns of the names of parameters that are not trained.
 
     Raises:
-        LayoutError: naming both numbers, or the axes that this version cannot run yet; a pattern
+        LayoutError: naming both numbers; experts to cut, of which the model has none; a pattern
             that fits no name, and patterns that fit all.
     """
-    check_supported(layout)
     schedule_of(layout, micro_batches)
     layout.check(
         batch=batch,
@@ -220,17 +219,3 @@ def check_layout(
     chunks_of(config, layout, stages)
     if frozen:
         placements(config, layout, frozen=frozen)
-
-
-def check_supported(layout: Layout) -> None:
-    """Refuse a layout that needs a strategy which is not there yet.
-
-    Raises:
-        LayoutError: naming the axes.
-    """
-    others = [axis for axis in ("cp",) if getattr(layout, axis) > 1]
-    if others:
-        raise LayoutError(
-            f"layout {layout} uses {', '.join(others)}, which this version cannot run yet; data, "
-            f"sharded, pipeline, tensor and expert parallelism it can, such as dp{layout.size}"
-        )

@@ -18,7 +18,7 @@ from minitrain.autograd.engine import Pass, accumulate
 from minitrain.autograd.tensor import Tensor, no_grad
 from minitrain.batch import Batch
 from minitrain.comm.group import Group
-from minitrain.nn.module import Module, Parameter, window
+from minitrain.nn.module import Module, Parameter, after_each_module, window
 from minitrain.nn.router import routers_of
 from minitrain.parallel.data import Part, Shares
 from minitrain.parallel.mesh import Mesh
@@ -117,7 +117,8 @@ class Worker:
         if turn.take is not None:
             entry = Tensor(self.boundaries.take(turn.take), requires_grad=training)
         x: Any = part.tokens if entry is None else entry
-        with window(replace(part.window(self.seed, training), **self.terms)):
+        progress = after_each_module(self.reducer.progress)
+        with window(replace(part.window(self.seed, training), **self.terms)), progress:
             for link in self.chunks[turn.chunk]:
                 x = link(x, part.positions)
             if turn.give is None:
@@ -145,7 +146,7 @@ class Worker:
             scale if turn.take is None else self.boundaries.take(turn.take),
             sink=self._accumulate,
             on_final=self._on_final if last else None,
-            after_node=self.reducer.progress if last else None,
+            after_node=self.reducer.progress,
         )
         if isinstance(running, Backward):
             running.run_activations()

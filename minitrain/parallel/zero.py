@@ -2,7 +2,8 @@
 
 Sharded:     stage 1 the optimizer's state; 2 gradients too; 3 parameters too
 Replicated:  stage 1 gradients and parameters; 2 parameters; 3 nothing
-Forward:     stage 3: all-gather of each unit's parameters before it runs, dropped after
+Forward:     stage 3: all-gather of each unit's parameters while the one before it runs, dropped
+             after (gather.py)
 Backward:    stages 1 and 2: reduce-scatter of gradients (once a step; after each micro-batch),
              and after the step all-gather of parameters; stage 3: all-gather again of what the
              backward reads, reduce-scatter of each gradient
@@ -22,17 +23,11 @@ to its owner, who steps it, and tells the others. The bytes are the same in sum 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
 
 from minitrain.array import Array, accumulator, namespace
-from minitrain.autograd.function import Function, Grads, Needs
-from minitrain.autograd.tensor import Tensor
 from minitrain.comm.group import Group
-from minitrain.nn.module import Parameter
 from minitrain.parallel.flat import Flat
-from minitrain.parallel.mesh import Mesh
 from minitrain.parallel.reduce import Bucket
 
 
@@ -134,62 +129,3 @@ class Shard:
     def views(self, flat: Array) -> dict[str, Array]:
         """See Stepped."""
         return {name: flat[self.spans[name]].reshape(shape) for name, shape in self.shapes.items()}
-
-
-class Gather(Function):
-    """A piece of a parameter → the parameter, as far as this rank has it (stage 3).
-
-    Forward: all-gather. Backward: reduce-scatter; both can be put off with the weight's gradient.
-    """
-
-    passes_weight = True
-    collective = True  # a parameter that this rank did not use has peers that did
-
-    def forward(self, piece: Array, *, whole: Callable[[Array], Array], group: Group,
-                sizes: list[int]) -> Array:  # fmt: skip
-        self.group, self.sizes, self.xp = group, sizes, namespace(piece)
-        return whole(piece)
-
-    def vjp(self, grad_out: Array, needs: Needs) -> Grads:
-        wide = accumulator(self.out_dtype)
-        if grad_out is None:
-            flat = self.xp.zeros(sum(self.sizes), wide)
-        else:
-            flat = self.xp.ascontiguousarray(grad_out).reshape(-1).astype(wide, copy=False)
-        return (self.group.reduce_scatter(flat, sizes=self.sizes, purpose="gradient"),)
-
-
-class Gatherer:
-    """Makes the whole of parameters that live in pieces.
-
-    Args:
-        mesh: whose shard ranks share a parameter, all of them or those that have the same experts.
-        keep: what was gathered is kept until the weights change, so each parameter is gathered
-            once a step. All ranks write weights at the same time, so they agree.
-    """
-
-    def __init__(self, mesh: Mesh, *, keep: bool):
-        self.mesh, self.keep = mesh, keep
-        self.kept: dict[str, tuple[int, Array]] = {}  # by name: the version gathered, the whole
-
-    def __call__(self, parameter: Parameter, piece: Tensor) -> Tensor:
-        """The parameter, from this rank's piece of it (cast, or as it is)."""
-        placement, shape, at = parameter.placement, parameter.declared, self.mesh.coordinates
-        peers = placement.unsharded().peers("shard", at, self.mesh.sizes["shard"])
-        pieces = [placement.piece(shape, {**at, "shard": peer}) for peer in peers]
-        group = self.mesh.along({"shard": peers})
-        sizes: list[Any] = [each.size for each in pieces]
-        whole = tuple(span.stop - span.start for span in pieces[0].spans)
-
-        def gather(mine: Array) -> Array:
-            return group.all_gather(mine, sizes=sizes, purpose="parameter").reshape(whole)
-
-        make = partial(self._kept, parameter, gather) if self.keep else gather
-        return Gather.apply(piece, whole=make, group=group, sizes=sizes)
-
-    def _kept(self, parameter: Parameter, gather: Callable[[Array], Array], mine: Array) -> Array:
-        version, whole = self.kept.get(parameter.name, (-1, mine))
-        if version != parameter.version:
-            whole = gather(mine)
-            self.kept[parameter.name] = parameter.version, whole
-        return whole

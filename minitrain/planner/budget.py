@@ -14,7 +14,7 @@ from minitrain.planner.architecture import eight_n_d, six_n_d
 
 DAY = 86400.0
 YEAR = 365.0 * DAY
-_PREFIXES = (("Z", 1e21), ("E", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9))
+_PREFIXES = (("Z", 1e21), ("E", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))
 
 
 @dataclass(frozen=True)

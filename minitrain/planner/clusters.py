@@ -6,11 +6,12 @@ the source says so.
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from minitrain.errors import UserError
-from minitrain.layout import did_you_mean
 
 GB = 1e9
 T = TypeVar("T")
@@ -46,6 +47,8 @@ class Cluster:
         link: bytes a second a device sends to the others of its node.
         ports: network ports of a node, and bytes a second of each.
         measured: the GPU of the table of measured all-reduces; None estimates by `link`.
+        latency: seconds of a collective before its first message and of each message, and then
+            `link` is what rings reach; None: as the GPU's, or an A100's.
     """
 
     name: str
@@ -56,6 +59,7 @@ class Cluster:
     port: float
     measured: str | None
     source: str
+    latency: tuple[float, float] | None = None
 
     @property
     def node_bandwidth(self) -> float:
@@ -109,15 +113,31 @@ NETWORKS = {
 
 
 def cluster(name: str, network: str = "") -> Cluster:
-    """The cluster of this name, behind another network than its own if one is named."""
-    found = _look_up(name, CLUSTERS, "cluster")
-    if not network:
-        return found
-    return found.with_network(*_look_up(network, NETWORKS, "network"))
+    """The cluster of this name, behind another network than its own if one is named.
+
+    "here" is this machine, as it was measured.
+    """
+    if name == "here":
+        from minitrain.planner.here import load  # it makes a Cluster, and knows this module
+
+        return load().cluster()
+    found = named(name, CLUSTERS, "cluster")
+    return found.with_network(*named(network, NETWORKS, "network")) if network else found
 
 
-def _look_up(name: str, known: dict[str, T], kind: str) -> T:
-    if name in known:
-        return known[name]
-    hint = did_you_mean(name, known) or f"; there are {', '.join(known)}"
+def named(name: str, known: Mapping[str, T], kind: str) -> T:
+    """What has this name, whatever its case and the signs between letters and digits.
+
+    Raises:
+        UserError: nothing has; what is near, or else all that there is.
+    """
+    plain = {_plain(each): each for each in known}
+    if _plain(name) in plain:
+        return known[plain[_plain(name)]]
+    near = difflib.get_close_matches(_plain(name), plain, n=1)
+    hint = f"; did you mean {plain[near[0]]}?" if near else f"; there are {', '.join(known)}"
     raise UserError(f"no {kind} is called {name!r}{hint}")
+
+
+def _plain(name: str) -> str:
+    return "".join(filter(str.isalnum, name.lower()))

@@ -79,6 +79,8 @@ def ring(cluster: Cluster, size: int, neighbours: int) -> Ring:
 
 def _inside(cluster: Cluster, size: int) -> tuple[float, float, float]:
     """Start, hop and bandwidth of a ring inside a node."""
+    if cluster.latency:
+        return *cluster.latency, cluster.link
     if cluster.measured:
         start, hop, betas = measured(cluster.measured)
         fitting = min((n for n in betas if n >= size), default=max(betas))
@@ -92,9 +94,10 @@ def between(cluster: Cluster, size: float, *, same_node: bool, sharers: float = 
 
     Of a node's devices, `sharers` send over each port at the same time.
     """
-    start, hop, _ = measured(cluster.measured or "A100")
+    start, hop, _ = _inside(cluster, 2)
     if same_node:
-        return start + hop + size / (NODE_SHARE * cluster.link)
+        share = 1.0 if cluster.latency else NODE_SHARE
+        return start + hop + size / (share * cluster.link)
     return start + NET_HOP + sharers * size / (cluster.port * PORT_SHARE)
 
 

@@ -85,6 +85,14 @@ class Passes(NamedTuple):
         """All three."""
         return sum(self)
 
+    def times(self, count: float) -> Passes:
+        """Those of so many layers."""
+        return Passes(*(count * seconds for seconds in self))
+
+    def plus(self, other: Passes) -> Passes:
+        """These and others, one after the other."""
+        return Passes(*(a + b for a, b in zip(self, other, strict=True)))
+
 
 def layer(training: Training, device: Device) -> Passes:
     """One layer and micro-batch, recomputation not counted."""

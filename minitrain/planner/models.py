@@ -8,8 +8,9 @@ from functools import cache
 from importlib.resources import files
 
 from minitrain.errors import UserError
-from minitrain.layout import did_you_mean
+from minitrain.nn.config import Config, GPTConfig
 from minitrain.planner.architecture import Architecture
+from minitrain.planner.clusters import named
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,8 @@ def presets() -> dict[str, Preset]:
 
 
 def preset(name: str) -> Preset:
-    """The model of this name, whatever its case."""
-    known = {known.lower(): found for known, found in presets().items()}
-    if name.lower() not in known:
-        hint = did_you_mean(name.lower(), known) or f"; there are {', '.join(presets())}"
-        raise UserError(f"no model is called {name!r}{hint}")
-    return known[name.lower()]
+    """The model of this name, however it is written: "gpt-3-175b" is "GPT-3 175B"."""
+    return named(name, presets(), "model")
 
 
 def shape_of(name: str) -> Architecture:
@@ -55,6 +52,25 @@ def shape_of(name: str) -> Architecture:
     if found.shape is None:
         raise UserError(f"only the number of parameters of {found.name} is known ({found.note})")
     return found.shape
+
+
+def shape_from(config: Config) -> Architecture:
+    """The shape of a model of our own."""
+    gpt = isinstance(config, GPTConfig)
+    return Architecture(
+        config.vocab,
+        config.context,
+        config.layers,
+        config.heads,
+        config.heads if isinstance(config, GPTConfig) else config.groups,
+        config.width,
+        config.features,
+        config.width // config.heads,
+        tied=config.tied,
+        gated=not gpt,
+        biased=gpt,
+        positions=config.context if gpt else 0,
+    )
 
 
 def latent_attention(

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from minitrain.cut import cut_sizes
 from minitrain.planner.clusters import Cluster
 from minitrain.planner.collectives import Ring, between, ring
+from minitrain.planner.footprint import held_parameters
 from minitrain.planner.layer_time import Passes, Training, attention, head, layer
+from minitrain.planner.pipeline import bubble, simulated_bubble, stage_layers
 from minitrain.planner.products import moved
 
 EXCHANGE = 57e-6  # seconds: two stages meet and start to send; fitted
@@ -55,22 +56,31 @@ class StepTime:
         return self.tensor + self.context + self.expert + self.pipeline + self.data
 
 
-def step_time(training: Training, cluster: Cluster) -> StepTime:
-    """The step of a training on a cluster."""
+def step_time(training: Training, cluster: Cluster, *, simulated: bool = False) -> StepTime:
+    """The step of a training on a cluster.
+
+    Args:
+        simulated: the bubble is that of the schedule run in thought, not of its closed formula.
+    """
     layout, m = training.layout, training.micro_batches
-    blocks = _stages(training)
+    blocks = stage_layers(training)
     one = _computed(training, cluster)
     top = head(training, cluster.device)
-    busy = [_times(one, count) for count in blocks]
-    busy[-1] = _plus(busy[-1], top)
+    busy = [one.times(count) for count in blocks]
+    busy[-1] = busy[-1].plus(top)
     slowest = max(busy, key=sum)
     per_layer = [f(training, cluster) for f in (tensor_seconds, _context, _expert)]
     tensor, context, expert = (m * max(blocks) * seconds for seconds in per_layer)
     meet = _exchange(training, cluster) if layout.pp > 1 else 0.0
-    messages = _times(Passes(1.0, 1.0, 0.0), (sum(per_layer) * max(blocks)) / 2 + meet)
+    messages = Passes(1.0, 1.0, 0.0).times((sum(per_layer) * max(blocks)) / 2 + meet)
+    stages = [one.plus(messages) for one in busy]
     return StepTime(
         compute=m * slowest.total,
-        bubble=bubble(layout.schedule or "", layout.chunks, [_plus(b, messages) for b in busy]),
+        bubble=(
+            simulated_bubble(layout, m, stages)
+            if simulated
+            else bubble(layout.schedule or "", layout.chunks, stages)
+        ),
         tensor=tensor,
         context=context,
         expert=expert,
@@ -102,38 +112,6 @@ def _used(flops: float, training: Training, time: StepTime, cluster: Cluster) ->
     return flops * tokens_per_second(training, time) / peak
 
 
-def bubble(schedule: str, chunks: int, stages: list[Passes]) -> float:
-    """Seconds that the slowest stage waits, by a schedule's closed formula.
-
-    1F1B and GPipe: every other stage's forward and backward once. Interleaved: 1/chunks of that.
-    ZB-H1 puts weight gradients into the gap, (p-1)(F+B-W), ZB-H2 twice, where B is the gradient of
-    inputs alone; what is longer than the gap fills it.
-    """
-    slowest = max(range(len(stages)), key=lambda i: stages[i].total)
-    others = [stage for i, stage in enumerate(stages) if i != slowest]
-    if schedule == "zb-h1":
-        return sum(max(0.0, s.forward + s.inputs - s.weights) for s in others)
-    if schedule.startswith("dualpipe"):
-        # Two directions: half the stages, and (F&B + B - 3W) for each, a forward hides a backward.
-        both = sum(max(0.0, 2 * s.inputs - 2 * s.weights + s.forward) for s in others)
-        return both / 2
-    if schedule in ("zb-h2", "zb-v"):
-        return sum(max(0.0, s.forward + s.inputs - 2 * s.weights) for s in others)
-    return sum(stage.total for stage in others) / chunks
-
-
-def _stages(training: Training) -> list[int]:
-    """Layers of each stage: as many each, or, where they do not divide, embedding and head as one.
-
-    Megatron cuts the layers, the others the chain [embedding, layers…, head].
-    """
-    layers, pp = training.model.layers, training.layout.pp
-    if layers % pp == 0:
-        return [layers // pp] * pp
-    sizes = list(cut_sizes(layers + 2, pp))[::-1]
-    return [sizes[0] - 1, *sizes[1:-1], sizes[-1] - 1]
-
-
 def _computed(training: Training, cluster: Cluster) -> Passes:
     """A layer, with what recomputation repeats in its backward."""
     once = layer(training, cluster.device)
@@ -143,14 +121,6 @@ def _computed(training: Training, cluster: Cluster) -> Passes:
         "full": once.forward,
     }[training.recompute]
     return once._replace(inputs=once.inputs + again)
-
-
-def _times(passes: Passes, count: float) -> Passes:
-    return Passes(*(count * seconds for seconds in passes))
-
-
-def _plus(a: Passes, b: Passes) -> Passes:
-    return Passes(*(x + y for x, y in zip(a, b, strict=True)))
 
 
 def tensor_seconds(training: Training, cluster: Cluster) -> float:
@@ -195,15 +165,6 @@ def _exchange(training: Training, cluster: Cluster) -> float:
     sharers = max(1.0, senders / cluster.ports)
     sent = between(cluster, size / layout.tp, same_node=inside, sharers=sharers)
     return EXCHANGE + sent + ring(cluster, layout.tp, layout.tp).half(size)
-
-
-def held_parameters(training: Training) -> float:
-    """Parameters of the fullest stage on a rank before ZeRO cuts them."""
-    model, layout = training.model, training.layout
-    table = model.vocab * model.width
-    block = (model.parameters - (1 if model.tied else 2) * table) / model.layers
-    tables = table if layout.pp > 1 or model.tied else 2 * table
-    return (max(_stages(training)) * block + tables) / layout.tp
 
 
 def _data(training: Training, cluster: Cluster, busy: float) -> float:

@@ -67,9 +67,9 @@ def message_bytes(training: Training) -> float:
 
 
 def data_bytes(training: Training, item: int = 2) -> float:
-    """Gradients of `item` bytes, all-reduced once a step over the data ranks."""
-    ranks = training.layout.data_ranks
-    return 2 * (ranks - 1) / ranks * _own(training) * item
+    """Gradients of `item` bytes, all-reduced once a step over dp; of a sharded one, the piece."""
+    layout = training.layout
+    return 2 * (layout.dp - 1) / layout.dp * _own(training) / layout.shard * item
 
 
 def _own(training: Training) -> float:
@@ -85,7 +85,8 @@ def _layer_bytes(training: Training) -> float:
 def _tensor(training: Training, cluster: Cluster, step: float) -> Traffic:
     size = tensor_bytes(training)
     return Traffic(
-        "tensor", "all-reduce", size, message_bytes(training),
+        "tensor", "reduce-scatter, all-gather" if training.layout.sp else "all-reduce",
+        size, message_bytes(training),
         f"{training.layout.tp} of one node", size / cluster.link, _asks(size, step, "in a node"),
     )  # fmt: skip
 

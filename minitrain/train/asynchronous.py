@@ -154,10 +154,14 @@ class Trainer:
         def apply(applied: Applied) -> None:
             nonlocal heard
             heard = heard or max(push.stop for push in applied.pushes)
-            self._apply(applied, clock.now if clock else time.perf_counter() - self.began)
+            self._apply(applied, links.now - (0 if clock else self.began))
+
+        def ended(step: int) -> None:
+            self._ended(step, clock, server.waited)
+            server.waited = 0.0
 
         server = Server(len(self.ranks), model.lives.weights, pieces, section.staleness, apply,
-                        lambda step: self._ended(step, clock), done)  # fmt: skip
+                        ended, done)  # fmt: skip
         return server.run(links, until), heard
 
     def _apply(self, applied: Applied, now: float) -> None:
@@ -182,7 +186,7 @@ class Trainer:
         at = dict.fromkeys(applied.workers, now)
         self.log[clock].append(_Update(loss, tokens, lr, norm, applied.staleness, at))
 
-    def _ended(self, clock: int, virtual: VirtualClock | None) -> None:
+    def _ended(self, clock: int, virtual: VirtualClock | None, waited: float) -> None:
         """Tell of a step."""
         assert self.stepper is not None
         updates, now = self.log.pop(clock), time.perf_counter()
@@ -202,6 +206,7 @@ class Trainer:
             "staleness": sum(late) / len(late),
             "staleness_max": max(late),
             "version": self.stepper.updates,
+            "wait_seconds": waited,
             # When each worker's push was applied: on the virtual clock, if there is one.
             "pushed_at": [when for _, when in sorted(pushed.items())],
             **({} if virtual is None else {"virtual_seconds": virtual.now}),

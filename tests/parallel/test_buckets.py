@@ -13,10 +13,10 @@ from minitrain.comm import Group, run_ranks
 from minitrain.nn import GPT, GPTConfig
 from minitrain.nn.module import Module, Parameter, constant, normal
 from minitrain.parallel import Mesh, parallelize
-from minitrain.parallel.flat import Flat
+from minitrain.parallel.flat import Flat, buckets
 from minitrain.parallel.mesh import Layout
 from minitrain.parallel.placement import Placement
-from minitrain.parallel.plan import buckets, plan_of
+from minitrain.parallel.plan import plan_of
 from minitrain.parallel.reduce import Reducer
 from minitrain.parallel.table import Entry
 

@@ -46,12 +46,13 @@ def equal(config: Config, layout: str, **task: Any) -> None:
 LAYOUTS = [
     *("dp2", "dp2,ep2", "dp3,ep3", "dp8,ep8", "tp3", "dp2,ep2,tp2,sp"),
     *("shard2,zero1,ep2", "shard4,zero2,ep2", "dp2,shard2,zero3,ep4", "shard4,owner,ep2"),
-    "pp2,dp2,ep2,zb-h1",
+    *("pp2,dp2,ep2,zb-h1", "cp2,ep2", "dp2,cp2,ulysses,ep4"),
 ]
 MORE = [
     *("dp4,ep4", "dp4,ep2", "dp5,ep5", "dp6,ep6", "dp7,ep7", "dp2,ep2,tp2", "tp3,sp"),
     *("shard4,zero1,ep2", "shard4,zero3,ep2", "shard2,zero3,ep2", "dp2,shard2,zero2,ep2"),
     *("dp2,shard2,zero3,keep,ep4", "pp2,dp2,ep2", "pp2,shard2,zero3,ep2,zb-v"),
+    *("cp2,tp2,sp,ep2", "cp2,shard2,zero3,ep4"),
 ]
 
 

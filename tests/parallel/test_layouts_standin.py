@@ -1,4 +1,4 @@
-"""Sharding, pipelines, tensor, sequence and expert parallelism on the stand-in, as on NumPy."""
+"""Every axis of a layout on the stand-in for CuPy, as on NumPy."""
 
 from __future__ import annotations
 
@@ -32,3 +32,9 @@ def test_training_a_mixture_of_experts(layout: str) -> None:
 @pytest.mark.parametrize("layout", ["pp2,1f1b", "pp2,zb-v", "dp2,pp2,zb-h1"])
 def test_training_with_a_pipeline(layout: str) -> None:
     check_layout("gpt", layout, standin)
+
+
+@pytest.mark.parametrize("layout", ["cp3", "cp2,ring", "cp2,gather", "cp4,ulysses2", "cp2,ulysses"])
+@pytest.mark.parametrize("name", ["gpt", "llama"])
+def test_training_with_cut_sequences(name: str, layout: str) -> None:
+    check_layout(name, layout, standin)

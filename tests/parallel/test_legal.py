@@ -26,6 +26,9 @@ def test_what_one_would_write_is_among_them() -> None:
     two = set(map(str, layouts(2, NANO)))
     assert two > {"dp2", "tp2", "tp2,sp", "shard2,zero3,keep", "shard2,zero2,owner", "pp2,1f1b"}
     eight = set(layouts(8, NANO))
+    four = set(layouts(4, NANO))
+    for words in ("cp4", "cp4,ring", "cp4,ulysses", "cp4,gather", "cp4,ulysses2", "dp2,cp2"):
+        assert Layout.parse(words) in four
     for words in ("dp2,pp2,tp2,sp", "pp4,zb-h1,shard2,zero3", "dp8", "shard4,zero1,owner,tp2"):
         assert Layout.parse(words) in eight
 

@@ -89,7 +89,7 @@ def test_what_is_whole_stays_bitwise_equal_on_all_ranks() -> None:
         ("tp3", GPTConfig(vocab=2, heads=3, width=6), "2 vocabulary entries cannot be cut into 3"),
         ("tp3,sp", GPTConfig(context=2, heads=3, width=6), "2 positions cannot be cut into 3"),
         ("dp2,tp4", GPTConfig(vocab=3, heads=3, width=6), "3 attention heads .*; 3 vocabulary"),
-        ("tp2,cp2", SMALL, "uses cp, which this version cannot run yet"),
+        ("tp2,cp2,ulysses", SMALL, r"3 attention heads .* into 4 parts \(tp 2 × ulysses 2\)"),
     ],
 )
 def test_layouts_that_cannot_be_are_refused_before_anything_is_sent(

@@ -10,7 +10,7 @@ from minitrain.comm import Group, run_ranks
 from minitrain.nn import GPT, GPTConfig
 from minitrain.optim import SGD
 from minitrain.parallel import Mesh, parallelize
-from minitrain.parallel.plan import buckets
+from minitrain.parallel.flat import buckets
 from minitrain.parallel.reduce import Reducer
 from minitrain.train.step import Stepper
 

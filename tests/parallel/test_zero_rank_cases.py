@@ -145,7 +145,8 @@ def test_all_ranks_do_every_step_with_uneven_parts(stage: str, count: int, ranks
 
 
 @pytest.mark.parametrize(
-    "layout", ["shard4", "dp2,shard2", "shard2,zero3,tp2", "shard2,zero2,pp2", "dp2,shard2,tp2"]
+    "layout",
+    ["shard4", "dp2,shard2", "shard2,zero3,tp2", "shard2,zero2,pp2", "dp2,shard2,tp2", "dp2,cp2"],
 )
 def test_shard_ranks_compute_disjoint_samples_that_make_the_batch(layout: str) -> None:
     """Case L15: each place once over the data ranks, the same ones on their tp and pp peers."""

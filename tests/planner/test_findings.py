@@ -10,10 +10,12 @@ import pytest
 from minitrain.layout import Layout
 from minitrain.planner.architecture import Architecture
 from minitrain.planner.clusters import cluster
+from minitrain.planner.footprint import footprint
 from minitrain.planner.layer_time import Passes, Training, attention, layer
 from minitrain.planner.models import shape_of
-from minitrain.planner.step_time import StepTime, bubble, hfu, mfu, step_time, tensor_seconds
-from minitrain.planner.tuning import held_bytes, tuned
+from minitrain.planner.pipeline import bubble
+from minitrain.planner.step_time import StepTime, hfu, mfu, step_time, tensor_seconds
+from minitrain.planner.tuning import tuned
 
 SELENE = cluster("A100-80")
 
@@ -78,7 +80,9 @@ def test_sc21_5_6_recomputation_costs_at_most_a_third() -> None:
     kept = replace(one, recompute="none")
     ratio = step_time(kept, SELENE).seconds / step_time(one, SELENE).seconds
     assert 1 - 0.33 <= ratio < 1
-    assert held_bytes(replace(kept, batch=256)) > 2.5 * held_bytes(replace(one, batch=256))
+    assert (
+        footprint(replace(kept, batch=256)).total > 2.5 * footprint(replace(one, batch=256)).total
+    )
     grown = throughput(model, layout, 256) / (4 / step_time(kept, SELENE).seconds)
     assert grown > 2  # what larger batches win is more than recomputation costs
 
@@ -188,7 +192,7 @@ def test_free_sizes_are_chosen_to_be_fast_and_to_fit() -> None:
     model = gpt(80, 12288, 96)
     one = Training(model, Layout(tp=8, pp=8), 512, 1, 2048)
     best = tuned(one, SELENE, micro_batch=True, chunks=True)
-    assert held_bytes(best) <= 0.9 * SELENE.device.memory
+    assert footprint(best).total <= 0.9 * SELENE.device.memory
     assert best.layout.schedule == "interleaved"
     assert step_time(best, SELENE).seconds < step_time(one, SELENE).seconds
     assert tuned(one, SELENE, micro_batch=False, chunks=False) == one

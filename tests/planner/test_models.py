@@ -61,7 +61,7 @@ def test_only_counts_where_no_shape_is_public() -> None:
     assert preset("elmo").shape is None
     with pytest.raises(UserError, match="only the number of parameters of ELMo is known"):
         shape_of("ELMo")
-    with pytest.raises(UserError, match="did you mean gpt-3 175b"):
+    with pytest.raises(UserError, match="did you mean GPT-3 175B"):
         preset("GPT-3 175")
 
 

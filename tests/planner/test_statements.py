@@ -168,6 +168,16 @@ def test_the_sharding_row_counts_gathers_and_scatters() -> None:
         assert row.cards == "8 of one node"
 
 
+def test_replicas_of_shards_sum_their_pieces() -> None:
+    """2(d-1)/d of Ψ/N beside the sharding's own: together no more than over all at once."""
+    one = training("LLaMA 7B", "dp4,shard8,zero1", 32)
+    sharding, data = communication(one, cluster("A100-80"), 1.0)
+    psi = one.model.parameters
+    assert sharding.size == pytest.approx(2 * 7 / 8 * 2 * psi)
+    assert data.size == data_bytes(one) == pytest.approx(2 * 3 / 4 * 2 * psi / 8)
+    assert sharding.size + data.size == pytest.approx(2 * 31 / 32 * 2 * psi)
+
+
 def test_yuans_layout_and_parameters() -> None:
     yuan, layout = shape_of("Yuan 1.0 245B"), Layout(tp=8, pp=38, dp=7)
     assert layout.size == 2128 == 266 * 8 == 7 * 38 * 8

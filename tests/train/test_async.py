@@ -112,6 +112,9 @@ def test_what_is_told_of_a_step(tmp_path: Path) -> None:
     assert max(record["staleness_max"] for record in records) >= 1
     assert [record["virtual_seconds"] for record in records] == pytest.approx([4, 8, 12, 16])
     assert all(record["tokens"] == 48 for record in records)
+    # The fast one is two ahead at 2, and waits until 4, the end of the slow one's first step; then
+    # from 5 to 8. It has done its four steps at 9.
+    assert [record["wait_seconds"] for record in records] == pytest.approx([2, 3, 0, 0])
 
 
 def test_a_rate_that_knows_staleness_goes_smaller_steps(tmp_path: Path) -> None:

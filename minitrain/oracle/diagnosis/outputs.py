@@ -24,13 +24,14 @@ from minitrain.oracle.diagnosis.subject import (
     Wrong,
     alike,
 )
+from minitrain.parallel.positions import own_positions
 
 
 def diagnose_output(evidence: Evidence, wrong: Wrong, subject: Subject) -> Diagnosis | None:
     """Of the ranks that have an output wrongly."""
-    if subject.kind != "output" or evidence.layout.cp > 1:
+    if subject.kind != "output":
         return None
-    for test in (_masked, _constant, _replayed, _by_token):
+    for test in (_masked, _constant, _restarted, _replayed, _by_token):
         found = test(evidence, wrong, subject)
         if found is not None:
             return found
@@ -59,6 +60,22 @@ def _constant(evidence: Evidence, wrong: Wrong, subject: Subject) -> Diagnosis |
     return None
 
 
+def _restarted(evidence: Evidence, wrong: Wrong, subject: Subject) -> Diagnosis | None:
+    """Whether an embedding is that of tokens at positions 0, 1, … on every rank."""
+    if subject.name != "embedding" or subject.step != 1:
+        return None
+    model: Any = evidence.task.declare().initialize(evidence.task.seed, "float64")
+    for rank, (got, _) in wrong.items():
+        own, made = _positions(evidence, rank), []
+        for part in _parts(evidence, subject, rank):
+            at = np.arange(len(own))
+            with window(Window(evidence.task.seed, part.step, part.places, at)):
+                made.append(model.link(0)(part.tokens[:, own], at).array)
+        if not alike(got, np.concatenate(made)):
+            return None
+    return Diagnosis("positions", "computed as if the positions of each rank began at 0")
+
+
 def _same_along(got: Array, right: Array, axes: tuple[int, ...]) -> bool:
     """Whether differences are the same along axes, where nothing is dropped."""
     close = CLOSE * float(np.abs(right).max(initial=0.0))
@@ -77,11 +94,12 @@ def _parts(evidence: Evidence, subject: Subject, rank: int) -> list[Batch]:
     return [batch.part(m, count, index, layout.data_ranks) for m in range(count)]
 
 
-def _positions(evidence: Evidence, rank: int) -> slice:
+def _positions(evidence: Evidence, rank: int) -> list[int]:
     """The positions that a rank has of an output."""
-    layout, length = evidence.layout, evidence.task.model.context
+    layout, at = evidence.layout, evidence.layout.coordinates(rank)
+    own = own_positions(layout, evidence.task.model.context, at["cp"])
     ranks = layout.tp if layout.sp else 1
-    return cut_span(length, layout.coordinates(rank)["tp"] % ranks, ranks)
+    return own[cut_span(len(own), at["tp"] % ranks, ranks)]
 
 
 def _by_token(evidence: Evidence, wrong: Wrong, subject: Subject) -> Diagnosis | None:

@@ -40,8 +40,8 @@ SEAMS = {
     "apply": "minitrain.train.step:Stepper.apply",
     "step": "minitrain.train.step:Stepper.step",
     # Sharding.
-    "kept": "minitrain.parallel.zero:Gatherer._kept",
-    "gather_vjp": "minitrain.parallel.zero:Gather.vjp",
+    "kept": "minitrain.parallel.gather:Gatherer._kept",
+    "gather_vjp": "minitrain.parallel.gather:Gather.vjp",
     "rank_by_rank": "minitrain.parallel.reduce:Bucket._rank_by_rank",
     "put": "minitrain.parallel.zero:Shard.put",
     "segments": "minitrain.parallel.zero:Shard.segments",
@@ -59,6 +59,14 @@ SEAMS = {
     "vocabulary_loss": "minitrain.parallel.cut_vocabulary:VocabularyCrossEntropy.forward",
     "cut_sequence": "minitrain.parallel.compose:cut_sequence",
     "positions": "minitrain.parallel.sequence:OwnPositions.forward",
+    # Context parallelism.
+    "of": "minitrain.parallel.data:Shares.of",
+    "rule": "minitrain.parallel.ring:RingAttention._rule",
+    "merge": "minitrain.parallel.ring:merge",
+    "send": "minitrain.parallel.ring:_send",
+    "ring_vjp": "minitrain.parallel.ring:RingAttention.vjp",
+    "weight_dropout": "minitrain.nn.transformer:AttentionCore.weight_dropout",
+    "exchanged": "minitrain.parallel.context:exchanged_heads",
     # Mixtures of experts.
     "everyone": "minitrain.parallel.expert:GlobalGate.everyone",
     "dispatch_vjp": "minitrain.parallel.expert:Dispatch.vjp",
@@ -159,6 +167,19 @@ FAULTS: dict[str, Fault] = {
             "last-weights-forgotten": "turns",
             "sends-block": "give",
         },
+        "context": {
+            "cp-not-reduced": "plan",
+            "cp-averaged": "sums",
+            "cp-counted-often": "total",
+            "cp-positions-restart": "of",
+            "labels-after-the-cut": "of",
+            "diagonal-mask-only": "rule",
+            "merged-as-equals": "merge",
+            "kv-gradients-not-sent": "send",
+            "delta-of-own-block": "ring_vjp",
+            "cp-local-heads": "weight_dropout",
+            "kv-heads-by-rank": "exchanged",
+        },
         "zero": {
             "stale-gather": "kept",
             "gradient-sliced": "gather_vjp",
@@ -178,7 +199,8 @@ FAULTS: dict[str, Fault] = {
 
 
 _SHOWS = {
-    "data": "dp2", "tensor": "tp2", "pipeline": "pp2", "zero": "shard2", "expert": "dp2,ep2",
+    "data": "dp2", "tensor": "tp2", "pipeline": "pp2", "zero": "shard2", "context": "cp2",
+    "expert": "dp2,ep2",
     **dict.fromkeys(("sp-gradient-sliced", "sp-norms-not-summed", "sp-local-dropout",
                      "sp-positions-restart", "order-of-ranks", "router-not-summed"), "tp2,sp"),
     "gates-not-entered": "tp2",
@@ -193,11 +215,14 @@ _SHOWS = {
     "norm-over-padding": "shard3",
     **dict.fromkeys(("replicas-not-summed", "replicas-in-the-norm"), "dp2,shard2"),
     "owner-not-broadcast": "shard2,owner",
+    "cp-local-heads": "cp2,ulysses",
+    "kv-heads-by-rank": "cp4,ulysses",
     "verdict-of-one-rank": "",  # shows where float16 overflows, and verify computes in float64
 }  # fmt: skip
 
 
-_OF_LLAMA = ("sp-gradient-sliced", "partials-averaged", "kv-not-summed")
+_OF_LLAMA = ("sp-gradient-sliced", "partials-averaged", "kv-not-summed",
+             "kv-heads-by-rank")  # fmt: skip
 
 
 def shows_on(name: str) -> tuple[str, str]:

@@ -190,7 +190,7 @@ def local_dropout(window: Any) -> Any:
     """Dropout masks by the sample's place on the rank instead of in the global batch."""
 
     def planted(part: Part, seed: int, training: bool) -> Window:
-        places = np.arange(len(part.places))
-        return Window(seed, part.step, places, part.positions, training)
+        found: Window = window(part, seed, training)
+        return replace(found, samples=np.arange(len(part.places)))
 
     return planted

@@ -13,18 +13,19 @@ from minitrain.array import Array, namespace
 from minitrain.autograd.function import Grads, Needs
 from minitrain.nn.module import Parameter
 from minitrain.optim.optimizer import square_sum
+from minitrain.parallel.gather import Gather, Gatherer
 from minitrain.parallel.norm import Norm
 from minitrain.parallel.reduce import Bucket
-from minitrain.parallel.zero import Gather, Gatherer, Shard
+from minitrain.parallel.zero import Shard
 
 
 def stale_gather(kept: Any) -> Any:
     """What was gathered is kept beyond the step: lingbot-vla PR 50."""
 
     def planted(gatherer: Gatherer, parameter: Parameter, gather: Any, mine: Array) -> Array:
-        if parameter.name not in gatherer.kept:
-            gatherer.kept[parameter.name] = 0, gather(mine)
-        return gatherer.kept[parameter.name][1]
+        fresh = kept(gatherer, parameter, gather, mine)
+        first: dict[str, Array] = vars(gatherer).setdefault("first", {})
+        return first.setdefault(parameter.name, fresh)
 
     return planted
 
