@@ -9,12 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch_models import load, loss_of, peer_of
+from torch_moe import terms_of
 
 from minitrain.batch import Batch
 from minitrain.comm import Group
 from minitrain.layout import Layout
 from minitrain.machine import fitting_blas_threads
-from minitrain.nn import GPTConfig, LlamaConfig
+from minitrain.nn import GPTConfig, LlamaConfig, MixtureConfig
 from minitrain.nn.config import Config, to_values
 from minitrain.nn.families import declare
 from minitrain.optim import AdamW
@@ -34,7 +35,8 @@ class Case:
 
     def __str__(self) -> str:
         size = sum(math.prod(p.declared) for p in declare(self.config).parameters().values())
-        family = to_values(self.config)["family"]
+        family, mixture = to_values(self.config)["family"], self.config.mixture
+        family += f" {mixture.top_k}/{mixture.experts} experts" if mixture else ""
         return f"{family} {size / 1e6:.1f}M, context {self.config.context}, batch {self.batch}"
 
     @property
@@ -70,7 +72,9 @@ CASES = [
     Case(LlamaConfig(vocab=256, context=256, layers=4, heads=8, kv_heads=4, width=256), batch=4),
     Case(LlamaConfig(vocab=2048, context=512, layers=6, heads=6, kv_heads=2, width=384), batch=2),
     Case(LlamaConfig(vocab=4096, context=1024, layers=8, heads=8, width=512), batch=2),
-]
+    Case(GPTConfig(vocab=256, context=128, layers=4, heads=4, width=256,
+                   mixture=MixtureConfig(8, 2, hidden=512)), batch=8),
+]  # fmt: skip
 
 
 def our_step(
@@ -101,7 +105,7 @@ def peer_step(case: Case, compiled: bool = False) -> Callable[[], float]:
     def step() -> float:
         optimizer.zero_grad()
         loss = loss_of(forward(tokens), labels)
-        loss.backward()
+        (loss + terms_of(model)).backward()
         torch.nn.utils.clip_grad_norm_(parameters, CLIP)
         optimizer.step()
         return loss.item()

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch_moe import Mixture
 
 from minitrain.nn import GPTConfig, LlamaConfig
 
@@ -51,14 +52,15 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and an MLP, each after a norm and added to what came in."""
+    """Attention and an MLP (or a mixture of experts), each after a norm and added to what came
+    in."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.attention_norm = nn.LayerNorm(config.width)
         self.attention = Attention(config)
         self.mlp_norm = nn.LayerNorm(config.width)
-        self.mlp = MLP(config)
+        self.mlp = MLP(config) if config.mixture is None else Mixture(config)
         self.drop = nn.Dropout(config.dropout)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

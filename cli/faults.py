@@ -21,7 +21,8 @@ def where(name: str) -> str:
     from minitrain.oracle.faults import shows_on
 
     layout, family = shows_on(name)
-    return f"{layout or 'float16 alone'}{' --family llama' if family == 'llama' else ''}"
+    more = {"llama": " --family llama", "mixture": " --experts 8 --capacity 1"}
+    return f"{layout or 'float16 alone'}{more.get(family, '')}"
 
 
 def list_faults(as_json: bool) -> None:

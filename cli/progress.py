@@ -96,7 +96,7 @@ class RunProgress:
         if step == self.done + 1:
             self.began = time.perf_counter() - record["step_seconds"]
         loss, unit = f"loss {record['loss']:.4f}", f"nats/{self.unit}"
-        rate = f"{record['tokens_per_second']:,.0f} tokens/s"
+        rate = f"{record['tokens_per_second']:,.0f} tokens/s{_experts(record)}"
         if self.live is not None:
             rest = f"{unit}  {rate}"
             self.live.update(self.task, completed=step, loss=loss, rest=rest)
@@ -138,3 +138,11 @@ class RunProgress:
     def saved(self, path: Path) -> None:
         """A line for each checkpoint."""
         self.note(f"saved {path}")
+
+
+def _experts(record: dict[str, Any]) -> str:
+    """Of a mixture: the balance, 1 where experts are chosen alike, and what was dropped."""
+    if "router_balance" not in record:
+        return ""
+    dropped = f", {record['router_dropped']:.1%} dropped" if record["router_dropped"] else ""
+    return f"  balance {record['router_balance']:.3f}{dropped}"

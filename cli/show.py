@@ -57,7 +57,7 @@ def show(layout: str, rank: int | None, given: ConfigSources, as_json: bool) -> 
         )
     if rank is not None:
         parsed.coordinates(rank)
-    sizes = sizes_of(config.model, VOCAB)
+    sizes = sizes_of(config, VOCAB)
     stages, frozen = config.run.stage_sizes, config.optimizer.frozen_patterns
     check_layout(parsed, sizes, batch=config.data.batch, micro_batches=config.data.micro_batches,
                  stages=stages, frozen=frozen)  # fmt: skip
@@ -96,7 +96,7 @@ def _by_axis(config: RunConfig, layout: Layout, ranks: list[RankTraffic]) -> lis
         measured[row.axis, row.purpose] = measured.get((row.axis, row.purpose), 0) + row.bytes
     try:
         formula = sent(
-            sizes_of(config.model, VOCAB), layout, batch=config.data.batch,
+            sizes_of(config, VOCAB), layout, batch=config.data.batch,
             length=config.model.context, micro_batches=config.data.micro_batches,
             dtype=config.run.dtype, recompute=config.run.recompute,
             stages=config.run.stage_sizes, frozen=config.optimizer.frozen_patterns,
@@ -119,7 +119,7 @@ def _memory(config: RunConfig, layout: Layout, ranks: list[RankTraffic],
     parts = config.data.micro_batches * layout.data_ranks
     try:
         formula: dict[str, int] = held(
-            sizes_of(config.model, VOCAB), layout, batch=-(-config.data.batch // parts),
+            sizes_of(config, VOCAB), layout, batch=-(-config.data.batch // parts),
             length=config.model.context, micro_batches=config.data.micro_batches, rank=rank,
             stages=config.run.stage_sizes, dtype=config.run.dtype,
             recompute=config.run.recompute, optimizer=config.optimizer.name,

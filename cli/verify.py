@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,13 +19,13 @@ from .groups import GroupedCommand
 from .main import fault as fault_words
 from .output import complain, say, tell
 from .ranks import RankRequest, Ranks, read_ranks, request_options
+from .verdict import verdict_json, verdict_line
 
 if TYPE_CHECKING:
     from minitrain.comm.group import Group
-    from minitrain.oracle.compare import Row
+    from minitrain.nn.config import Config
     from minitrain.oracle.reference import Trace
     from minitrain.oracle.task import Task
-    from minitrain.oracle.verify import Report
 
 DEFAULT = (
     *("dp1", "dp2", "dp3", "dp4", "tp2", "tp3,sp", "dp2,tp2,sp"),
@@ -33,6 +33,7 @@ DEFAULT = (
     *("pp2", "pp2,interleaved", "pp3,zb-h1", "pp2,zb-v", "dp2,pp2,tp2,sp"),
     *("cp2", "cp3,ring", "cp2,gather", "cp4,ulysses2", "dp2,cp2,ulysses"),
 )
+WITH_EXPERTS = ("dp2,ep2", "dp2,ep2,tp2,sp", "dp2,shard2,zero3,ep4", "dp2,pp2,ep2")
 MOST_RANKS = 256  # threads of this process
 EQUAL, DIFFERENT, USAGE, BROKEN = range(4)
 
@@ -48,6 +49,15 @@ EQUAL, DIFFERENT, USAGE, BROKEN = range(4)
 )
 @click.option(
     "--family", type=click.Choice(["gpt", "llama"]), default="gpt", help="What is trained. [gpt]"
+)
+@click.option(
+    "--experts", type=click.IntRange(1), help="Of each block, in place of its MLP. [none]"
+)
+@click.option("--top-k", type=click.IntRange(1), help="Experts of each token. [2]")
+@click.option(
+    "--capacity",
+    type=click.FloatRange(0, min_open=True),
+    help="An expert takes so many times its even share. [all]",
 )
 @click.option("--seed", type=click.IntRange(0), default=0, help="Of weights, data, dropout. [0]")
 @click.option(
@@ -76,6 +86,9 @@ def verify(
     steps: int,
     micro_batches: int | None,
     family: str,
+    experts: int | None,
+    top_k: int | None,
+    capacity: float | None,
     seed: int,
     every: int | None,
     drawn: int | None,
@@ -99,9 +112,11 @@ def verify(
         return EQUAL
     if all_faults:
         return faults.plant_all(as_json)
-    chosen = _layouts((*layouts, *more, *_drawn(every, drawn, seed, family)), request)
+    model = _model(family, experts, top_k, capacity)
+    texts = (*layouts, *more, *_drawn(every, drawn, seed, model))
+    chosen = _layouts(texts, request, model)
     xp = chosen[0].array_module()
-    tasks = _tasks(chosen, family, steps, micro_batches, seed, fault)
+    tasks = _tasks(chosen, model, steps, micro_batches, seed, fault)
     chosen[0].launch()
     verdicts, status = [], EQUAL
     references: dict[int, dict[str, Trace]] = {}
@@ -123,31 +138,42 @@ def verify(
     return status
 
 
-def _drawn(every: int | None, drawn: int | None, seed: int, family: str) -> Iterator[str]:
+def _model(family: str, experts: int | None, top_k: int | None, capacity: float | None) -> Config:
+    """The tiny model of a family, with experts if there are to be any."""
+    from minitrain.oracle.task import FAMILIES, NANO_MIXTURE
+
+    if experts is None:
+        if top_k or capacity:
+            raise click.UsageError("--top-k and --capacity are for experts; add --experts 8")
+        return FAMILIES[family]
+    mixture = replace(NANO_MIXTURE, experts=experts, top_k=top_k or 2, capacity=capacity)
+    return replace(FAMILIES[family], mixture=mixture)
+
+
+def _drawn(every: int | None, drawn: int | None, seed: int, model: Config) -> Iterator[str]:
     """Layouts that nobody named: all of so many ranks, some of up to 8."""
     if not every and not drawn:
         return
-    from minitrain.oracle.task import FAMILIES
     from minitrain.parallel.legal import layouts
 
-    config = FAMILIES[family]
-    yield from map(str, layouts(every, config) if every else ())
+    yield from map(str, layouts(every, model) if every else ())
     if drawn:
-        known = [str(layout) for ranks in range(2, 9) for layout in layouts(ranks, config)]
+        known = [str(layout) for ranks in range(2, 9) for layout in layouts(ranks, model)]
         yield from random.Random(seed).sample(known, min(drawn, len(known)))
 
 
-def _layouts(texts: tuple[str, ...], request: RankRequest) -> list[Ranks]:
+def _layouts(texts: tuple[str, ...], request: RankRequest, model: Config) -> list[Ranks]:
     if not texts:
         fixed = read_ranks(None, [], request)
         if fixed.layout.size > 1 or fixed.backend == "mpi":
             return [fixed]
-    return [read_ranks(text, [], request) for text in texts or DEFAULT]
+    default = (*DEFAULT, *WITH_EXPERTS) if model.mixture else DEFAULT
+    return [read_ranks(text, [], request) for text in texts or default]
 
 
 def _tasks(
     chosen: list[Ranks],
-    family: str,
+    model: Config,
     steps: int,
     micro_batches: int | None,
     seed: int,
@@ -155,7 +181,7 @@ def _tasks(
 ) -> list[Task]:
     """What is trained on each layout, once it is known that every layout can."""
     from minitrain.oracle.faults import check_name
-    from minitrain.oracle.task import FAMILIES, Task, micro_batches_of
+    from minitrain.oracle.task import Task, micro_batches_of
     from minitrain.parallel.table import check_layout
 
     check_name(fault)
@@ -169,8 +195,8 @@ def _tasks(
                 f"{ranks.layout} has {ranks.layout.size:,} ranks; verify runs at most "
                 f"{MOST_RANKS}, and what goes wrong shows on few: give a smaller layout"
             )
-        check_layout(ranks.layout, FAMILIES[family], micro_batches=count)
-        tasks.append(Task(FAMILIES[family], steps=steps, micro_batches=count, seed=seed))
+        check_layout(ranks.layout, model, micro_batches=count)
+        tasks.append(Task(model, steps=steps, micro_batches=count, seed=seed))
     return tasks
 
 
@@ -189,7 +215,7 @@ def _judge(
         raise
     except Exception as error:  # whatever it is: a crash is a verdict too
         return _broken(ranks, error)
-    return _as_json(report), EQUAL if report.ok else DIFFERENT, _line(report)
+    return verdict_json(report), EQUAL if report.ok else DIFFERENT, verdict_line(report)
 
 
 def _rank(group: Group, layout: Layout, task: Task, reference: dict[str, Trace], xp: Any) -> Any:
@@ -205,43 +231,3 @@ def _broken(ranks: Ranks, error: Exception) -> tuple[dict[str, Any], int, str]:
     rows = {"worst": None, "first_wrong": None}
     verdict = {"layout": str(ranks.layout), "ok": False, **rows, "broken": reason}
     return verdict, BROKEN, f"{ranks.layout}: BROKEN, {reason.splitlines()[0]}"
-
-
-def _line(report: Report) -> str:
-    """The verdict on one layout."""
-    worst = report.worst
-    if report.ok:
-        return f"{report.layout}: equal ({len(report.rows)} tensors, largest error " \
-               f"{worst.error:.1e} of {worst.tensor})"  # fmt: skip
-    wrong = sum(not row.ok for row in report.rows)
-    diagnosis = report.diagnosis.text if report.diagnosis else ""
-    return (
-        f"{report.layout}: DIFFERENT, {wrong} of {len(report.rows)} tensors; first: "
-        f"{report.first}: {diagnosis}"
-    )
-
-
-def _as_json(report: Report) -> dict[str, Any]:
-    rows = {"worst": report.worst, "first_wrong": report.first}
-    return {
-        "layout": report.layout,
-        "ok": report.ok,
-        **{name: row and _row(row) for name, row in rows.items()},
-        "global_index": report.place,
-        "wrong": report.wrong(),
-        "diagnosis": report.diagnosis and report.diagnosis._asdict(),
-    }
-
-
-def _row(row: Row) -> dict[str, Any]:
-    """A comparison; JSON has no infinity, and no NaN."""
-    numbers = {"error": row.error, "expected": row.expected, "got": row.got}
-    most = sys.float_info.max
-    return {
-        "tensor": row.tensor,
-        "rank": row.rank,
-        "index": row.index,
-        "bound": row.bound,
-        **{name: x if abs(x) <= most else None for name, x in numbers.items()},
-        "error": min(row.error, most),
-    }

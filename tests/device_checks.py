@@ -13,12 +13,18 @@ from minitrain.array import from_host, namespace, to_host
 from minitrain.autograd.check import check_vjp
 from minitrain.autograd.tensor import Tensor
 
+MIXTURE = nn.MixtureConfig(
+    5, 2, shared=1, scores="sigmoid", capacity=1.0, z_loss=0.01, bias_rate=0.1
+)
 MODELS = {
     "gpt": lambda: nn.GPT(
         nn.GPTConfig(vocab=13, context=9, layers=2, heads=2, width=8, dropout=0.2)
     ),
     "llama": lambda: nn.Llama(
         nn.LlamaConfig(vocab=13, context=9, layers=2, heads=4, kv_heads=2, width=16)
+    ),
+    "mixture": lambda: nn.GPT(
+        nn.GPTConfig(vocab=13, context=9, layers=2, heads=2, width=8, mixture=MIXTURE)
     ),
 }
 TOKENS = np.random.default_rng(0).integers(0, 13, (3, 9))
@@ -46,9 +52,12 @@ def trained(name: str, xp: Any, dtype: str = "float64") -> tuple[list[float], di
         loss.backward()
         losses.append(loss.item())
         for parameter in model.parameters().values():
-            parameter.array -= 0.3 * parameter.grad.astype(dtype, copy=False)
-            parameter.version += 1
-            parameter.grad = None
+            if parameter.trained:
+                parameter.array -= 0.3 * parameter.grad.astype(dtype, copy=False)
+                parameter.version += 1
+                parameter.grad = None
+        for router in nn.routers_of(model).values():
+            router.adjust()
     return losses, {n: to_host(p.array) for n, p in model.parameters().items()}
 
 

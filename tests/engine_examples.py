@@ -24,6 +24,8 @@ def beside(x: Tensor, index: Any) -> Any:
 
 
 _LABELS = np.array([[0, -100, 3], [1, 2, 2]])
+# Four tokens with two choices each, of which three were dropped.
+_TOKENS, _ROWS = np.array([0, 2, 1, 0, 3]), np.array([[0, 3], [2, -1], [-1, 1], [4, -1]])
 _DROP = F.WeightDropout(0.3, 5, np.arange(2), np.arange(2))
 
 # Operation -> (what is run, the inputs' shapes), with axes to broadcast wherever there can be.
@@ -60,6 +62,10 @@ EXAMPLES: dict[str, tuple[Callable[..., Tensor], list[tuple[int, ...]]]] = {
     "Rotary": (lambda x: F.rotary(x, np.array([3, 9]), 10.0), [(2, 2, 3, 4)]),
     "Attention": (lambda *x: F.attention(*x, dropout=_DROP), [(2, 4, 2, 3)] * 3),
     "TokenLosses": (lambda x: F.token_losses(x, _LABELS, smoothing=0.1, z_loss=0.1), [(2, 3, 4)]),
+    "Spread": (lambda x: F.spread(x, _TOKENS, _ROWS), [(4, 3)]),
+    "Combine": (lambda x, gates: F.combine(x, gates, _ROWS), [(5, 3), (4, 2)]),
+    "GroupedLinear": (lambda x, w: F.grouped_linear(x, w, [2, 0, 3]), [(5, 2), (3, 2, 3)]),
+    "Choose": (lambda x: F.choose(x, np.array([[2, 0], [1, 2]])), [(2, 3)]),
 }
 
 

@@ -20,8 +20,12 @@ FOLDER = Path(__file__).parents[1] / "examples"
 EXAMPLES = sorted(path.name for path in FOLDER.glob("*.py"))
 
 
-# What takes minutes runs on fewer ranks here, and whole in a deep test.
-ARGUMENTS = {"yuan_layout.py": ["dp2,pp4,tp2"], "sync_vs_async.py": ["--steps", "5"]}
+# What takes minutes runs on fewer ranks here, and whole in a deep test, or for a few steps.
+ARGUMENTS = {
+    "yuan_layout.py": ["dp2,pp4,tp2"],
+    "sync_vs_async.py": ["--steps", "5"],
+    "mixture.py": ["--steps", "5"],
+}
 
 
 def output(name: str, cwd: Path, *args: str, timeout: float = 60) -> str:
@@ -179,3 +183,16 @@ def test_a_pipeline_gives_the_same_bits_and_sends_what_the_formula_says(tmp_path
     assert "rank 2: block 4, head" in text
     sent, formula = (int(n) for n in re.findall(r": (\d{3,})$", text, re.M))
     assert sent == formula > 0
+
+
+def test_a_mixture_shows_its_models_and_where_bytes_went(tmp_path: Path) -> None:
+    text = output("mixture.py", tmp_path)
+    shares = re.findall(r"(\d\.\d+) and (\d\.\d+) of 0\.125$", text, re.M)
+    assert len(shares) == 2
+    assert all(float(least) < 0.125 < float(most) for most, least in shares)
+    dense = re.findall(r"^dense, as \w+ +(\d\.\d+) +[\d,]+$", text, re.M)
+    assert len(dense) == 2
+    assert all(3 < float(loss) < 6 for loss in dense)
+    assert (
+        len(re.findall(r"^\w.* step +\d, experts of each layer:   .{8}   .{8}$", text, re.M)) == 8
+    )

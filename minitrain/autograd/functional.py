@@ -19,12 +19,13 @@ from minitrain.autograd.ops import (
     where,
 )
 from minitrain.autograd.reduce import matmul, max, mean, norm, sum
+from minitrain.autograd.routing import choose, combine, grouped_linear, spread
 from minitrain.autograd.shapes import cast, concatenate, reshape, split, take, transpose
 
 __all__ = [
-    "WeightDropout", "add", "attention", "cast", "concatenate", "cross_entropy", "divide",
-    "dropout", "embedding", "exp", "gelu", "layer_norm", "linear", "log", "matmul", "max",
-    "maximum", "mean", "multiply", "norm", "power", "reshape", "rms_norm", "rotary", "silu",
-    "softmax", "split", "sqrt", "subtract", "sum", "swiglu", "take", "tanh", "token_losses",
-    "transpose", "where",
+    "WeightDropout", "add", "attention", "cast", "choose", "combine", "concatenate",
+    "cross_entropy", "divide", "dropout", "embedding", "exp", "gelu", "grouped_linear",
+    "layer_norm", "linear", "log", "matmul", "max", "maximum", "mean", "multiply", "norm",
+    "power", "reshape", "rms_norm", "rotary", "silu", "softmax", "split", "spread", "sqrt",
+    "subtract", "sum", "swiglu", "take", "tanh", "token_losses", "transpose", "where",
 ]  # fmt: skip

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         Table,
     )
     from minitrain.nn.llama import GatedMLP, Llama, LlamaBlock, TokenEmbedding
+    from minitrain.nn.mixture import MixtureConfig
     from minitrain.nn.module import (
         Module,
         Parameter,
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
         normal,
         window,
     )
+    from minitrain.nn.moe import Experts, GatedExperts, Mixture
+    from minitrain.nn.router import Router, routers_of
     from minitrain.nn.transformer import Attention, AttentionCore, GroupedAttention, Transformer
 
 _NAMES = {
@@ -41,6 +44,9 @@ _NAMES = {
     "layers": ("CrossEntropy", "Dropout", "Embedding", "Head", "LayerNorm", "Linear", "RMSNorm",
                "Table"),
     "llama": ("GatedMLP", "Llama", "LlamaBlock", "TokenEmbedding"),
+    "mixture": ("MixtureConfig",),
+    "moe": ("Experts", "GatedExperts", "Mixture"),
+    "router": ("Router", "routers_of"),
     "module": ("Module", "Parameter", "UnfilledError", "Window", "constant", "current", "normal",
                "window"),
     "transformer": ("Attention", "AttentionCore", "GroupedAttention", "Transformer"),
@@ -48,9 +54,10 @@ _NAMES = {
 
 __all__ = [
     "GPT", "MLP", "Attention", "AttentionCore", "Block", "CrossEntropy", "Dropout", "Embedding",
-    "GPTConfig", "GatedMLP", "GroupedAttention", "Head", "LayerNorm", "Linear", "Llama",
-    "LlamaBlock", "LlamaConfig", "Module", "Parameter", "RMSNorm", "Table", "TokenEmbedding",
-    "Transformer", "UnfilledError", "Window", "constant", "current", "normal", "window",
+    "Experts", "GPTConfig", "GatedExperts", "GatedMLP", "GroupedAttention", "Head", "LayerNorm",
+    "Linear", "Llama", "LlamaBlock", "LlamaConfig", "Mixture", "MixtureConfig", "Module",
+    "Parameter", "RMSNorm", "Router", "Table", "TokenEmbedding", "Transformer", "UnfilledError",
+    "Window", "constant", "current", "normal", "routers_of", "window",
 ]  # fmt: skip
 
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple, TypeAlias
+from functools import partial
+from typing import Any, TypeAlias
 
 from minitrain.errors import UserError
+from minitrain.nn.mixture import MixtureConfig
+from minitrain.nn.shapes import ModuleShape, Shape
 from minitrain.nn.sizes import check_sizes
-
-Shape: TypeAlias = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class GPTConfig:
         dropout: the rate at the embedding, the attention weights and the residual branches.
         tied: whether the head shares the token table.
         std: spread of the initial weights; positions get std / 2, residual outputs std / √(2L).
+        mixture: of experts, in place of MLPs; None: there is none.
     """
 
     vocab: int = 256
@@ -40,6 +42,7 @@ class GPTConfig:
     dropout: float = 0.0
     tied: bool = True
     std: float = 0.02
+    mixture: MixtureConfig | None = None
 
     def __post_init__(self) -> None:
         check_sizes("GPT", self)
@@ -58,7 +61,7 @@ class GPTConfig:
 
     def modules(self) -> Iterator[ModuleShape]:
         """What the model is made of; see ModuleShape."""
-        c, f, table = self.width, self.features, (self.vocab, self.width)
+        c, table = self.width, (self.vocab, self.width)
         norm = {"weight": (c,), "bias": (c,)}
         heads = (self.heads, c // self.heads)
         yield ModuleShape(
@@ -74,12 +77,15 @@ class GPTConfig:
                  "out.weight": (*heads, c), "out.bias": (c,)},
             )  # fmt: skip
             yield ModuleShape(link, f"{block}.mlp_norm", "LayerNorm", norm)
-            yield ModuleShape(
-                link, f"{block}.mlp", "MLP",
-                {"up.weight": (c, f), "up.bias": (f,), "down.weight": (f, c), "down.bias": (c,)},
-            )  # fmt: skip
+            yield from _mlps(self, i)
         yield ModuleShape(self.layers + 1, "norm", "LayerNorm", norm)
         yield _head(self, table)
+
+    def mlp(self, link: int, path: str, features: int | None = None) -> ModuleShape:
+        """The MLP of a link at a path, of so many features."""
+        c, f = self.width, features or self.features
+        shapes = {"up.weight": (c, f), "up.bias": (f,), "down.weight": (f, c), "down.bias": (c,)}
+        return ModuleShape(link, path, "MLP", shapes)
 
 
 @dataclass(frozen=True)
@@ -98,6 +104,7 @@ class LlamaConfig:
         epsilon: added to the mean square in norms.
         tied: whether the head shares the token table.
         std: spread of the initial weights; residual outputs get std / √(2L).
+        mixture: of experts, in place of MLPs; None: there is none.
     """
 
     vocab: int = 256
@@ -111,6 +118,7 @@ class LlamaConfig:
     epsilon: float = 1e-5
     tied: bool = False
     std: float = 0.02
+    mixture: MixtureConfig | None = None
 
     def __post_init__(self) -> None:
         check_sizes("Llama", self)
@@ -140,12 +148,7 @@ class LlamaConfig:
 
     def modules(self) -> Iterator[ModuleShape]:
         """What the model is made of; see ModuleShape."""
-        c, f, d, table = (
-            self.width,
-            self.features,
-            self.width // self.heads,
-            (self.vocab, self.width),
-        )
+        c, d, table = self.width, self.width // self.heads, (self.vocab, self.width)
         norm = {"weight": (c,)}
         yield ModuleShape(0, "embedding", "TokenEmbedding", {"token.weight": table})
         for i in range(self.layers):
@@ -157,12 +160,15 @@ class LlamaConfig:
                  "out.weight": (self.heads, d, c)},
             )  # fmt: skip
             yield ModuleShape(link, f"{block}.mlp_norm", "RMSNorm", norm)
-            yield ModuleShape(
-                link, f"{block}.mlp", "GatedMLP",
-                {"gate_up.weight": (c, 2, f), "down.weight": (f, c)},
-            )  # fmt: skip
+            yield from _mlps(self, i)
         yield ModuleShape(self.layers + 1, "norm", "RMSNorm", norm)
         yield _head(self, table)
+
+    def mlp(self, link: int, path: str, features: int | None = None) -> ModuleShape:
+        """The MLP of a link at a path, of so many features."""
+        c, f = self.width, features or self.features
+        shapes = {"gate_up.weight": (c, 2, f), "down.weight": (f, c)}
+        return ModuleShape(link, path, "GatedMLP", shapes)
 
 
 Config: TypeAlias = GPTConfig | LlamaConfig
@@ -173,26 +179,13 @@ TABLE = "embedding.token.weight"
 """The name of the token table, which a tied head goes by too."""
 
 
-class ModuleShape(NamedTuple):
-    """A module that holds parameters, as a strategy sees it.
-
-    Attributes:
-        link: its place in the chain: 0 the embedding, then the blocks, then the head with its norm.
-        path: in the tree, such as "blocks.0.mlp".
-        kind: its class, such as "MLP".
-        shapes: of its parameters, by their path in it, such as "up.weight".
-        names: the global names of those that are not simply called path.part: shared ones.
-    """
-
-    link: int
-    path: str
-    kind: str
-    shapes: Mapping[str, Shape]
-    names: Mapping[str, str] = {}
-
-    def name(self, part: str) -> str:
-        """The global name of a parameter."""
-        return self.names.get(part) or f"{self.path}.{part}"
+def _mlps(config: Config, block: int) -> Iterator[ModuleShape]:
+    """The MLP of a block, or the mixture that it has instead."""
+    link, path = block + 1, f"blocks.{block}.mlp"
+    if config.mixture is None or not config.mixture.has(block):
+        yield config.mlp(link, path)
+    else:
+        yield from config.mixture.modules(link, path, config.width, partial(config.mlp, link, path))
 
 
 def _head(config: Config, table: Shape) -> ModuleShape:
@@ -217,6 +210,8 @@ def from_values(values: Mapping[str, Any]) -> Config:
         raise UserError(f"model family {family!r} is none of {', '.join(FAMILIES)}")
     sizes = {name: value for name, value in values.items() if name != "family"}
     try:
+        if sizes.get("mixture") is not None:
+            sizes["mixture"] = MixtureConfig(**sizes["mixture"])
         return FAMILIES[family](**sizes)
     except TypeError as error:
         raise UserError(f"model family {family}: {error}") from None

@@ -11,6 +11,7 @@ from minitrain.autograd.tensor import Tensor
 from minitrain.nn.config import TABLE, GPTConfig
 from minitrain.nn.layers import Dropout, Embedding, Head, LayerNorm, Linear
 from minitrain.nn.module import Init, Module, Parameter, normal
+from minitrain.nn.moe import Experts, mlp_or_mixture
 from minitrain.nn.transformer import Attention, Transformer
 
 
@@ -27,15 +28,19 @@ class MLP(Module):
 
 
 class Block(Module):
-    """Attention and an MLP, each after a norm and added to what came in."""
+    """Attention and an MLP, each after a norm and added to what came in.
 
-    def __init__(self, config: GPTConfig):
+    Args:
+        number: of the block, from 0: some have a mixture of experts for their MLP.
+    """
+
+    def __init__(self, config: GPTConfig, number: int = 0):
         init, out_init = normal(config.std), normal(config.std / math.sqrt(2 * config.layers))
         self.attention_norm = LayerNorm(config.width)
         self.attention = Attention(config.width, config.heads, config.dropout, init, out_init)
         self.attention_dropout = Dropout(config.dropout)
         self.mlp_norm = LayerNorm(config.width)
-        self.mlp = MLP(config.width, config.features, init, out_init)
+        self.mlp = mlp_or_mixture(config, number, MLP, Experts, init, out_init)
         self.mlp_dropout = Dropout(config.dropout)
 
     def forward(self, x: Tensor, positions: Array) -> Tensor:
@@ -53,7 +58,7 @@ class GPT(Transformer):
         super().__init__(
             config,
             embedding=lambda: Embedding(table, config.context, config.std, config.dropout),
-            block=lambda: Block(config),
+            block=lambda number: Block(config, number),
             norm=lambda: LayerNorm(config.width),
             head=lambda: Head(table if config.tied else own),
             links=links,

@@ -14,6 +14,7 @@ from minitrain.autograd.tensor import Tensor
 from minitrain.nn.config import TABLE, LlamaConfig
 from minitrain.nn.layers import Head, Linear, RMSNorm, Table
 from minitrain.nn.module import Init, Module, Parameter, normal
+from minitrain.nn.moe import GatedExperts, mlp_or_mixture
 from minitrain.nn.transformer import GroupedAttention, Transformer
 
 
@@ -41,16 +42,16 @@ class GatedMLP(Module):
 
 
 class LlamaBlock(Module):
-    """Attention and an MLP, each after a norm and added to what came in."""
+    """Attention and an MLP, each after a norm and added to what came in; see gpt.Block."""
 
-    def __init__(self, config: LlamaConfig):
+    def __init__(self, config: LlamaConfig, number: int = 0):
         init, out_init = normal(config.std), normal(config.std / math.sqrt(2 * config.layers))
         self.attention_norm = RMSNorm(config.width, config.epsilon)
         self.attention = GroupedAttention(
             config.width, config.heads, config.groups, config.base, init, out_init
         )
         self.mlp_norm = RMSNorm(config.width, config.epsilon)
-        self.mlp = GatedMLP(config.width, config.features, init, out_init)
+        self.mlp = mlp_or_mixture(config, number, GatedMLP, GatedExperts, init, out_init)
 
     def forward(self, x: Tensor, positions: Array) -> Tensor:
         """x (B, T, C), positions (T,) -> (B, T, C)."""
@@ -67,7 +68,7 @@ class Llama(Transformer):
         super().__init__(
             config,
             embedding=lambda: TokenEmbedding(table),
-            block=lambda: LlamaBlock(config),
+            block=lambda number: LlamaBlock(config, number),
             norm=lambda: RMSNorm(config.width, config.epsilon),
             head=lambda: Head(table if config.tied else own),
             links=links,

@@ -55,23 +55,25 @@ class Parameter(Tensor):
             it was declared with one, as a shared parameter is.
         declared: the shape of the whole parameter, whatever a rank holds of it.
         init: how the initial value is drawn.
+        trained: False for what no gradient steps, such as a router's bias.
         decays: whether weight decay shrinks it: weights of two or more axes, no norm and no bias
             (the bias of a linear may have several axes: (3, H, D)).
         placement: where its pieces live, for the strategies; None in a plain model.
         state: where they are stepped, and so where the optimizer's arrays are; likewise.
     """
 
-    __slots__ = ("decays", "declared", "init", "name", "placement", "state")
+    __slots__ = ("decays", "declared", "init", "name", "placement", "state", "trained")
     is_weight: ClassVar[bool] = True
 
     def __init__(
-        self, declared: tuple[int, ...], init: Init, *, bias: bool = False, name: str = ""
-    ):
-        self.declared, self.init, self.name = declared, init, name
+        self, declared: tuple[int, ...], init: Init, *, bias: bool = False, name: str = "",
+        trained: bool = True,
+    ):  # fmt: skip
+        self.declared, self.init, self.name, self.trained = declared, init, name, trained
         self.decays = len(declared) > 1 and not bias
         self.placement: Any = None
         self.state: Any = None
-        self.grad, self.node, self.requires_grad, self.version = None, None, True, 0
+        self.grad, self.node, self.requires_grad, self.version = None, None, trained, 0
 
     def __getattr__(self, attribute: str) -> Any:
         # Reached only where the slot is empty: a parameter without an array.
@@ -173,6 +175,9 @@ class Window:
         positions: (T,) index of each token in its sequence (not always a range: zigzag).
         length: of the whole sequences, where positions may be a part of them; None: they are whole.
         training: whether dropout drops, and the loss has what is added to it for training.
+        tokens: of the whole batch, by which terms of the loss inside the model are divided. None:
+            those at hand; 0: no label of the batch counts, and they add nothing.
+        scale: what the loss is multiplied by for the backward, and so are these terms.
     """
 
     seed: int
@@ -181,6 +186,8 @@ class Window:
     positions: Any
     training: bool = True
     length: int | None = None
+    tokens: int | None = None
+    scale: float = 1.0
 
     def key(self, site: str) -> int:
         """64 random bits for one place in the model at this step."""

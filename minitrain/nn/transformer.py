@@ -89,7 +89,7 @@ class Transformer(Module):
     Declared, not filled: `model.initialize(seed)` draws the initial values.
 
     Args:
-        embedding, block, norm, head: make these parts.
+        embedding, block, norm, head: make these parts, the block of a number.
         links: which links of the chain are there: 0 is the embedding, then come the blocks, then
             norm and head; all where None. A part of a model declares no more than it holds, and
             its names are those of the whole.
@@ -107,7 +107,7 @@ class Transformer(Module):
         config: Config,
         *,
         embedding: Callable[[], Module],
-        block: Callable[[], Module],
+        block: Callable[[int], Module],
         norm: Callable[[], Module],
         head: Callable[[], Head],
         links: Container[int] | None = None,
@@ -116,7 +116,7 @@ class Transformer(Module):
         last = config.layers + 1
         links = range(last + 1) if links is None else links
         self.embedding = embedding() if 0 in links else None
-        self.blocks = [block() if i + 1 in links else None for i in range(config.layers)]
+        self.blocks = [block(i) if i + 1 in links else None for i in range(config.layers)]
         self.norm, self.head = (norm(), head()) if last in links else (None, None)
         self.loss: Module = CrossEntropy()
         self.name_tree()

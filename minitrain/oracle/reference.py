@@ -17,6 +17,7 @@ import numpy as np
 from minitrain.array import Array, stream
 from minitrain.batch import IGNORE, Batch
 from minitrain.nn.module import Window, window
+from minitrain.nn.router import routers_of
 from minitrain.optim import Optimizer, clip_factor, square_sum
 
 
@@ -33,6 +34,9 @@ class Trace:
         weights: after each step by name.
         slots: the optimizer's arrays after the last step: slot -> name -> array.
         stepped: the sum of the learning rates.
+        gap: of a mixture's routers, the smallest that was met between the score of the last expert
+            that a token chose and that of the next; infinite without one. Layouts round
+            differently, and where it is as small as rounding they may choose differently.
     """
 
     start: dict[str, Array] = field(default_factory=dict)
@@ -43,6 +47,7 @@ class Trace:
     weights: list[dict[str, Array]] = field(default_factory=list)
     slots: dict[str, dict[str, Array]] = field(default_factory=dict)
     stepped: float = 0.0
+    gap: float = math.inf
 
     def named(self) -> Iterator[tuple[str, Any]]:
         """Every tensor with what it is called, in the order of execution."""
@@ -79,7 +84,7 @@ def train_serially(
     parameters = {
         name: p
         for name, p in everything.items()
-        if not any(fnmatchcase(name, pattern) for pattern in frozen)
+        if p.trained and not any(fnmatchcase(name, pattern) for pattern in frozen)
     }
     slots = {
         kind: {name: np.zeros(p.array.size) for name, p in parameters.items()}
@@ -87,6 +92,7 @@ def train_serially(
     }
     for batch in batches:
         loss, outputs = _forward_backward(model, batch, micro_batches, seed)
+        trace.gap = min([trace.gap, *(r.tally.gap for r in routers_of(model).values())])
         trace.losses.append(loss)
         trace.outputs.append(outputs)
         trace.gradients.append({name: p.grad.copy() for name, p in parameters.items()})
@@ -99,6 +105,8 @@ def train_serially(
                 own = {kind: arrays[name] for kind, arrays in slots.items()}
                 optimizer.step(p.array.reshape(-1), p.grad.reshape(-1), own, lr=lr, count=updates,
                                decay=p.decays, scale=scale)  # fmt: skip
+            for router in routers_of(model).values():
+                router.adjust()
         trace.weights.append({name: p.array.copy() for name, p in everything.items()})
     trace.slots = {
         kind: {name: x.reshape(parameters[name].shape) for name, x in arrays.items()}
@@ -112,6 +120,8 @@ def _forward_backward(
 ) -> tuple[float, dict[str, Array]]:
     """The loss of a batch, and the outputs of links; its gradient is left in the parameters."""
     loss, outputs = 0.0, []
+    for router in routers_of(model).values():
+        router.begin()
     for parameter in model.parameters().values():
         parameter.grad = np.zeros(parameter.shape)
     for m in range(micro_batches):
@@ -128,8 +138,9 @@ def forward(model: Any, part: Batch, seed: int, total: int) -> tuple[Any, dict[s
     before the head, by their paths."""
     x: Any = part.tokens
     outputs = {}
-    positions = np.arange(part.tokens.shape[1])
-    with window(Window(seed, part.step, part.places, positions)):
+    length = part.tokens.shape[1]
+    positions, tokens = np.arange(length), part.size * length if total else 0
+    with window(Window(seed, part.step, part.places, positions, tokens=tokens)):
         for number, link in enumerate(model.chain()):
             x = link(x, positions)
             if number <= len(model.blocks):

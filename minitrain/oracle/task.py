@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from minitrain.batch import Batch
 from minitrain.layout import Layout
@@ -10,6 +10,7 @@ from minitrain.machine import blas_threads
 from minitrain.nn import CrossEntropy, GPTConfig, LlamaConfig
 from minitrain.nn.config import Config
 from minitrain.nn.families import Model, declare
+from minitrain.nn.mixture import MixtureConfig
 from minitrain.optim import SGD, AdamW, Optimizer, Schedule
 from minitrain.oracle.reference import Trace, awkward_batches, train_serially
 from minitrain.parallel.compose import Strategy
@@ -18,7 +19,13 @@ from minitrain.parallel.compose import Strategy
 NANO = GPTConfig(vocab=256, context=16, layers=4, heads=8, width=32, dropout=0.1)
 # The same sizes for each family; the Llama has fewer key/value heads than many layouts have ranks.
 NANO_LLAMA = LlamaConfig(vocab=256, context=16, layers=4, heads=8, kv_heads=2, width=32)
-FAMILIES: dict[str, Config] = {"gpt": NANO, "llama": NANO_LLAMA}
+# Some of all that a mixture can have, at rates that show; what experts drop is asked for.
+NANO_MIXTURE = MixtureConfig(balance=0.1, z_loss=0.01, bias_rate=0.01)
+FAMILIES: dict[str, Config] = {
+    "gpt": NANO,
+    "llama": NANO_LLAMA,
+    "mixture": replace(NANO, mixture=replace(NANO_MIXTURE, capacity=1.0)),
+}
 
 # AdamW divides an element's gradient by its own size plus ε, and so magnifies the rounding of small
 # ones. With the usual 1e-8 that alone reaches 2e-12 of a learning rate; with 1e-4, a little below

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -45,12 +46,14 @@ class Report(NamedTuple):
         rows: every comparison, in the order of execution, rank by rank.
         diagnosis: what is wrong with the first wrong tensor; None if all are right.
         place: where its worst element is in the whole parameter; None if it is of none.
+        gap: the smallest top-k gap that the reference met; see Trace.
     """
 
     layout: str
     rows: list[Row]
     diagnosis: Diagnosis | None = None
     place: tuple[int, ...] | None = None
+    gap: float = math.inf
 
     @property
     def ok(self) -> bool:
@@ -109,7 +112,8 @@ def concluded(
     evidence = Evidence(rows, layout, task, reference)
     first = next((row for row in rows if not row.ok), None)
     place = evidence.whole_index(first) if first else None
-    return Report(str(layout), rows, diagnose(evidence), place)
+    gap = min(trace.gap for trace in reference.values())
+    return Report(str(layout), rows, diagnose(evidence), place, gap)
 
 
 def verify_rank(

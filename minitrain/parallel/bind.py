@@ -82,7 +82,8 @@ class BoundUnit(Module):
     """A unit that computes with tensors derived from its parameters.
 
     Args:
-        unit: a module that holds its parameters as attributes, itself or its modules.
+        unit: a module that holds its parameters as attributes, itself or its modules. What no
+            gradient steps stays as it is.
         derive: makes the tensor that stands for a parameter; a shared one is derived once.
     """
 
@@ -92,7 +93,7 @@ class BoundUnit(Module):
             (module, name, part)
             for _, module in unit.modules()
             for name, part in module.children()
-            if isinstance(part, Parameter)
+            if isinstance(part, Parameter) and part.trained
         ]
 
     def forward(self, *args: Any, **options: Any) -> Tensor:

@@ -8,12 +8,14 @@ their pieces, units are bound to what they compute with, and blocks learn to for
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from minitrain.errors import UserError
-from minitrain.nn.config import GPTConfig, LlamaConfig
+from minitrain.layout import Layout, LayoutError
+from minitrain.nn.config import Config, GPTConfig, LlamaConfig
 from minitrain.nn.families import declare
 from minitrain.nn.module import Parameter
 from minitrain.parallel import regions
@@ -21,6 +23,7 @@ from minitrain.parallel.agreement import check_alike, weights_digest
 from minitrain.parallel.arrays import arrays_of, fill, units_of, users_of
 from minitrain.parallel.bind import BoundUnit, Derive, cast_to
 from minitrain.parallel.context import cut_context
+from minitrain.parallel.expert import cut_experts
 from minitrain.parallel.gather import GatheredUnit, Gatherer, follow
 from minitrain.parallel.inventory import check_declared, modules_of
 from minitrain.parallel.mesh import Mesh
@@ -28,7 +31,7 @@ from minitrain.parallel.pipeline import keep
 from minitrain.parallel.plan import BUCKET
 from minitrain.parallel.recompute import RecomputedBlock
 from minitrain.parallel.reduce import Reducer
-from minitrain.parallel.sequence import SequenceRegions, cut_sequence
+from minitrain.parallel.sequence import SequenceRegions, cut_sequence, own_part
 from minitrain.parallel.stages import check_schedule, chunks_of, schedule_of
 from minitrain.parallel.table import Placements, check_layout, placements, table_of
 from minitrain.parallel.tensor import cut_tensors
@@ -94,6 +97,7 @@ def parallelize(
         check_schedule(schedule, mesh.layout, micro_batches)
     weights = weights_digest(model) if mesh.world.size > 1 else ""
     model, table, chunks = _declared(model, mesh, micro_batches, stages, frozen)
+    _check_biases(model.config, mesh.layout, dtype)
     check_alike(mesh.world, layouts=str(mesh.layout), models=model.config, settings=settings,
                 seeds=seed, weights=weights, schedules=schedules)  # fmt: skip
     parameters: dict[str, Parameter] = model.parameters()  # before modules are replaced
@@ -123,6 +127,16 @@ def _check_settings(dtype: str, micro_batches: int, bucket: int, recompute: str)
     for name, count in (("micro_batches", micro_batches), ("bucket", bucket)):
         if not isinstance(count, int) or count < 1:
             raise UserError(f"{name} must be a whole number of at least 1, got {count!r}")
+
+
+def _check_biases(config: Config, layout: Layout, dtype: str) -> None:
+    """Refuse to keep a router's bias, which moves in small steps, in 16 bits."""
+    biased = config.mixture is not None and config.mixture.bias_rate > 0
+    if biased and layout.zero in (1, 2) and dtype in ("float16", "bfloat16"):
+        raise LayoutError(
+            f"layout {layout} keeps what no gradient steps in {dtype}, which is too coarse for the "
+            "biases of routers; take zero3, or float32, or leave --router-bias-rate out"
+        )
 
 
 def _declared(
@@ -156,27 +170,18 @@ def _declared(
 
 def _cut(model: Any, table: Placements, mesh: Mesh) -> None:
     """Transform the model, strategy by strategy; each sees what the ones before it left."""
-    if mesh.layout.tp > 1:
-        _cut_tensors(model, table, mesh)
-    if mesh.layout.cp > 1:
-        cut_context(model, mesh)
-
-
-def _cut_tensors(model: Any, table: Placements, mesh: Mesh) -> None:
-    """Tensor parallelism, with the regions of sequence parallelism where the layout has it."""
-    group = mesh["tp"]
-    if mesh.layout.sp:
-        sequence = SequenceRegions(group)
-        cut_tensors(model, table, group, sequence.enter, sequence.leave)
+    group, layout = mesh["tp"], mesh.layout
+    sequence = SequenceRegions(group)
+    enter = sequence.enter if layout.sp else lambda x: regions.copy(x, group)
+    leave = sequence.leave if layout.sp else lambda x: regions.reduce(x, group)
+    if layout.tp > 1:
+        cut_tensors(model, table, group, enter, leave)
+    if layout.tp > 1 and layout.sp:
         cut_sequence(model, group)
-    else:
-        cut_tensors(
-            model,
-            table,
-            group,
-            enter=lambda x: regions.copy(x, group),
-            leave=lambda x: regions.reduce(x, group),
-        )
+    if layout.cp > 1:
+        cut_context(model, mesh)
+    own = partial(own_part, group=group) if layout.sp else lambda positions: positions
+    cut_experts(model, table, mesh, enter, leave, own)
 
 
 def _bind(model: Any, mesh: Mesh, chunks: Sequence[range], cast: Derive | None,
@@ -185,9 +190,7 @@ def _bind(model: Any, mesh: Mesh, chunks: Sequence[range], cast: Derive | None,
     gathers, modules = mesh.layout.zero == 3, dict(model.modules())
     if cast is None and not gathers:
         return
-    gatherer = Gatherer(
-        mesh["shard"], mesh.coordinates, keep=mesh.layout.keep, expect=reducer.expect
-    )
+    gatherer = Gatherer(mesh, keep=mesh.layout.keep, expect=reducer.expect)
     for chunk in chunks:
         paths = units_of(model, chunk)
         units = [GatheredUnit(gatherer, cast) for _ in paths]

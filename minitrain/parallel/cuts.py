@@ -96,9 +96,18 @@ def kind_of(module: type) -> str | None:
     if module in _declared:
         return _declared[module]
     name = module.__qualname__
-    known = name in CUTS or name in POSITIONWISE or name in WHOLE
+    known = name in CUTS or name in POSITIONWISE or name in WHOLE or name in _MIXTURE
     return name if known and module.__module__.startswith("minitrain.nn.") else None
 
+
+EXPERTS: dict[str, tuple[Cut, ...]] = {
+    "Experts": (column("up", 2), row("down", 1)),
+    "GatedExperts": (column("gate_up", 3), row("down", 1)),
+}
+"""How each expert of a mixture is cut, by kind: their weights have a row for each expert. What
+enters and leaves all of them together is expert parallelism's business."""
+
+_MIXTURE = {"Mixture", "Router", "Gate", "Stack", *EXPERTS}
 
 T = TypeVar("T", bound=type)
 
@@ -129,10 +138,10 @@ def tensor_places(
     """For each parameter of a module that is cut over tp ranks, its path in the module and place.
 
     Args:
-        kind: of the module; one that is not in CUTS has no cuts.
+        kind: of the module; one that is in no table has no cuts.
         shapes: of its parameters, whole, by path.
     """
-    cuts = CUTS.get(kind, ())
+    cuts = CUTS.get(kind) or EXPERTS.get(kind, ())
     heads = {cut.unit: shapes[cut.weight][cut.axis] for cut in cuts if cut.unit}
     units = by_heads(heads["heads"], heads.get("kv_heads"), ranks) if heads else {}
     for cut in cuts:

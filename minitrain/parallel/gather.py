@@ -9,7 +9,7 @@ bytes are those of gathers that are waited for, and all ranks start them in one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -21,6 +21,7 @@ from minitrain.autograd.tensor import Tensor, no_grad
 from minitrain.comm.group import Group
 from minitrain.comm.operation import Operation
 from minitrain.nn.module import Parameter
+from minitrain.parallel.mesh import Mesh
 
 Expect = Callable[[Parameter, Operation, int], None]
 
@@ -57,7 +58,7 @@ class Gatherer:
     """Makes the whole of parameters that live in pieces.
 
     Args:
-        at: this rank's coordinates.
+        mesh: whose shard ranks share a parameter, all of them or those that have the same experts.
         keep: what was gathered is kept until the weights change, so each parameter is gathered
             once a step. All ranks write weights at the same time, so they agree.
         expect: takes what comes of a parameter's gradient; see `Reducer.expect`.
@@ -68,15 +69,15 @@ class Gatherer:
         entered: the unit that computes, and whether it is its backward.
     """
 
-    def __init__(self, group: Group, at: Mapping[str, int], *, keep: bool, expect: Expect):
-        self.group, self.at, self.keep, self.expect = group, at, keep, expect
+    def __init__(self, mesh: Mesh, *, keep: bool, expect: Expect):
+        self.mesh, self.keep, self.expect = mesh, keep, expect
         self.kept: dict[str, tuple[int, Array]] = {}
         self.coming: dict[Parameter, tuple[int, Operation]] = {}
         self.entered: tuple[GatheredUnit, bool] | None = None
 
     def __call__(self, parameter: Parameter, piece: Tensor) -> Tensor:
         """The parameter, from this rank's piece of it (cast, or as it is)."""
-        sizes, shape = self._cut(parameter)
+        group, sizes, shape = self._cut(parameter)
 
         def gather(mine: Array) -> Array:
             self.send_for(parameter, mine)
@@ -86,7 +87,7 @@ class Gatherer:
 
         make = partial(self._kept, parameter, gather) if self.keep else gather
         expect = partial(self.expect, parameter)
-        return Gather.apply(piece, whole=make, group=self.group, sizes=sizes, expect=expect)
+        return Gather.apply(piece, whole=make, group=group, sizes=sizes, expect=expect)
 
     def send_for(self, parameter: Parameter, mine: Array) -> None:
         """Start to gather a parameter, unless it is there or on its way as it is now."""
@@ -96,8 +97,8 @@ class Gatherer:
             self.coming[parameter] = parameter.version, self._start(parameter, mine)
 
     def _start(self, parameter: Parameter, mine: Array) -> Operation:
-        sizes, _ = self._cut(parameter)
-        operation: Operation = self.group.start.all_gather(mine, sizes=sizes, purpose="parameter")
+        group, sizes, _ = self._cut(parameter)
+        operation: Operation = group.start.all_gather(mine, sizes=sizes, purpose="parameter")
         return operation
 
     def _kept(self, parameter: Parameter, gather: Callable[[Array], Array], mine: Array) -> Array:
@@ -107,12 +108,13 @@ class Gatherer:
             self.kept[parameter.name] = parameter.version, whole
         return whole
 
-    def _cut(self, parameter: Parameter) -> tuple[list[Any], tuple[int, ...]]:
-        """The size of each rank's piece of a parameter, and the shape of the whole."""
-        placement, shape = parameter.placement, parameter.declared
-        pieces = [placement.piece(shape, {**self.at, "shard": r}) for r in range(self.group.size)]
+    def _cut(self, parameter: Parameter) -> tuple[Group, list[Any], tuple[int, ...]]:
+        """The ranks that share a parameter, each one's size of a piece, the shape of the whole."""
+        placement, shape, at = parameter.placement, parameter.declared, self.mesh.coordinates
+        peers = placement.unsharded().peers("shard", at, self.mesh.sizes["shard"])
+        pieces = [placement.piece(shape, {**at, "shard": peer}) for peer in peers]
         whole = tuple(span.stop - span.start for span in pieces[0].spans)
-        return [each.size for each in pieces], whole
+        return self.mesh.along({"shard": peers}), [each.size for each in pieces], whole
 
 
 class GatheredUnit:

@@ -7,8 +7,8 @@ from typing import Any
 
 from minitrain.layout import LayoutError
 from minitrain.nn import AttentionCore, Dropout, Parameter
-from minitrain.nn.config import ModuleShape
-from minitrain.parallel.cuts import CUTS, kind_of
+from minitrain.nn.shapes import ModuleShape
+from minitrain.parallel.cuts import CUTS, EXPERTS, kind_of
 
 
 def modules_of(model: Any) -> Iterator[ModuleShape]:
@@ -19,18 +19,19 @@ def modules_of(model: Any) -> Iterator[ModuleShape]:
         if any(path.startswith(f"{outer}.") for outer in cut_paths):
             continue
         kind = kind_of(type(module)) or type(module).__qualname__
-        if kind in CUTS:
+        if parts := kind in CUTS or kind in EXPERTS:
             cut_paths.append(path)
         found = {
             f"{inner}.{part}".lstrip("."): child
-            for inner, each in (module.modules() if kind in CUTS else [("", module)])
+            for inner, each in (module.modules() if parts else [("", module)])
             for part, child in each.children()
             if isinstance(child, Parameter)
         }
         if found:
             shapes = {part: parameter.declared for part, parameter in found.items()}
             names = {part: parameter.name for part, parameter in found.items()}
-            yield ModuleShape(_link(path, model), path, kind, shapes, names)
+            still = [part for part, parameter in found.items() if not parameter.trained]
+            yield ModuleShape(_link(path, model), path, kind, shapes, names, still)
 
 
 def _link(path: str, model: Any) -> int:

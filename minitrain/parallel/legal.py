@@ -14,13 +14,14 @@ from minitrain.parallel.table import check_layout
 
 def layouts(ranks: int, config: Config, *, micro_batches: int = 4) -> Iterator[Layout]:
     """Every layout of exactly so many ranks that can run a configuration's model."""
-    for sizes in _factors(ranks, len(AXES)):
+    folds = range(1, ranks + 1) if config.mixture else (1,)
+    for sizes, ep in itertools.product(_factors(ranks, len(AXES)), folds):
         axes: dict[str, Any] = dict(zip(AXES, sizes, strict=True))
         uses = [_uses(axis, ranks) for axis, ranks in axes.items() if ranks > 1]
         for words in itertools.product(*uses):
             how = {name: value for use in words for name, value in use.items()}
             try:
-                layout = Layout(**axes, **how)
+                layout = Layout(**axes, **how, ep=ep)
                 check_layout(layout, config, micro_batches=micro_batches)
             except UserError:
                 continue

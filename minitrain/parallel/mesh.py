@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from math import gcd
 from typing import Any
 
 import numpy as np
@@ -12,10 +11,8 @@ import numpy as np
 from minitrain.comm.group import Group
 from minitrain.layout import AXES, Layout, LayoutError
 from minitrain.nn.module import Parameter
+from minitrain.parallel.folds import folds_of
 from minitrain.parallel.positions import own_positions
-
-FOLDED = ("dp", "shard", "cp")
-"""The axes that `ep` is folded onto, the last one first."""
 
 
 class Mesh:
@@ -101,19 +98,14 @@ class Mesh:
 
     # Experts.
 
-    def _folds(self) -> dict[str, int]:
-        """How many parts of each data axis experts are cut over: `ep` folded by common divisors,
-        so that each rank has neighbours on the fastest axes for its peers."""
-        left, folds = self.layout.ep, {}
-        for axis in reversed(FOLDED):
-            folds[axis] = gcd(left, self.sizes[axis])
-            left //= folds[axis]
-        return folds
+    def expert_peers(self) -> list[dict[str, int]]:
+        """The coordinates of the ranks of "ep", in their order."""
+        return [self.layout.coordinates(rank) for rank in self._members(self._experts("ep"))]
 
     def _experts(self, derived: str) -> dict[str, tuple[int, ...]]:
         """The coordinates of "ep": those in the same fold; of "edp": the same place in others."""
         chosen = {}
-        for axis, fold in self._folds().items():
+        for axis, fold in folds_of(self.layout).items():
             here, size = self.coordinates[axis], self.sizes[axis]
             first = here // fold * fold
             same_fold, same_place = range(first, first + fold), range(here % fold, size, fold)

@@ -115,6 +115,10 @@ class Placement:
         """The same, not cut along a mesh axis."""
         return replace(self, places=tuple(p for p in self.places if p.mesh_axis != mesh_axis))
 
+    def unsharded(self) -> Placement:
+        """The same, without the flat place of ZeRO."""
+        return replace(self, places=tuple(p for p in self.places if p.axis != FLAT))
+
     def with_partial(self, *axes: str) -> Placement:
         """The same, with partial gradients along more mesh axes."""
         return replace(self, partial=self.partial | set(axes))

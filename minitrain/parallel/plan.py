@@ -27,12 +27,13 @@ class Plan(NamedTuple):
     """How the gradients of some parameters are reduced.
 
     Attributes:
-        scatter: the mesh axis along which each rank keeps its own part of the sum; None: none.
+        scatter: a mesh axis, and the coordinates along it of the ranks of which each keeps its own
+            part of the sum; None: none.
         sums: for each all-reduce the coordinates of the peers along some axes.
         chunks: of this rank's part of the model, those that use them.
     """
 
-    scatter: str | None
+    scatter: tuple[str, tuple[int, ...]] | None
     sums: tuple[tuple[tuple[str, tuple[int, ...]], ...], ...]
     chunks: frozenset[int]
 
@@ -48,12 +49,9 @@ def plan_of(entry: Entry, mesh: MeshPlace, chunks: frozenset[int]) -> Plan | Non
     if entry.state is None:
         return None
     added = entry.stepped.places[len(entry.placement.places) :]
-    scatter = added[0].mesh_axis if added else None
-    peers = {
-        axis: entry.placement.peers(axis, mesh.coordinates, mesh.sizes[axis])
-        for axis in mesh.sizes
-        if axis in entry.placement.partial and axis != scatter
-    }
+    axes = [axis for axis in mesh.sizes if axis in entry.placement.partial]
+    peers = {a: entry.placement.peers(a, mesh.coordinates, mesh.sizes[a]) for a in axes}
+    scatter = (added[0].mesh_axis, peers.pop(added[0].mesh_axis)) if added else None
     data = tuple((axis, at) for axis, at in peers.items() if axis in DATA_AXES)
     others = [((axis, at),) for axis, at in peers.items() if axis not in DATA_AXES]
     return Plan(scatter, (data, *others), chunks)

@@ -41,12 +41,10 @@ class Bucket:
         self.names, self.chunks, self.reducer = names, plan.chunks, reducer
         self.own = [name for name in names if name in reducer.stepped.spans]
         mesh = reducer.mesh
-        self.scatter = mesh[plan.scatter] if plan.scatter else None
+        self.scatter = mesh.along(dict([plan.scatter])) if plan.scatter else None
         self.sums = [mesh.along(dict(coordinates)) for coordinates in plan.sums]
-        self.pieces = [
-            [reducer.piece(name, rank, plan.scatter) for name in names]
-            for rank in range(self.scatter.size if self.scatter else 0)
-        ]
+        axis, peers = plan.scatter or ("", ())
+        self.pieces = [[reducer.piece(name, {axis: at}) for name in names] for at in peers]
         self.operation: Operation | None = None
         self.came = False  # whether a sum has come in this step, of an earlier pass
 
@@ -129,9 +127,9 @@ class Reducer:
         self.every_pass = lives.gradient is None
         self.begin()
 
-    def piece(self, name: str, rank: int, scatter: str | None) -> slice:
-        """Which of a parameter's elements on this rank a rank along the scattered axis steps."""
-        entry, at = self.table[name], self.mesh.coordinates | {str(scatter): rank}
+    def piece(self, name: str, peer: Mapping[str, int]) -> slice:
+        """Which of a parameter's elements on this rank a peer at some coordinate steps."""
+        entry, at = self.table[name], {**self.mesh.coordinates, **peer}
         piece = entry.stepped.piece(entry.shape, at)
         if piece is None:  # another rank owns it
             return slice(0, 0)

@@ -150,9 +150,10 @@ def stage_sizes(config: Config, count: int) -> list[int]:
 
 
 def _cost(config: Config, link: int) -> int:
-    """What a link's products cost a token: their weights. Attention's own grow with the context."""
+    """What a link's products cost a token: the weights that it meets. Attention's own grow with the
+    context."""
     return sum(
-        prod(shape)
+        round(prod(shape) * module.used)
         for module in config.modules()
         if module.link == link
         for part, shape in module.shapes.items()

@@ -14,9 +14,11 @@ from math import prod
 from typing import NamedTuple
 
 from minitrain.layout import Layout, LayoutError
-from minitrain.nn.config import Config, ModuleShape
-from minitrain.parallel.cuts import tensor_places
-from minitrain.parallel.placement import FLAT, Place, Placement, Shape, cut
+from minitrain.nn.config import Config
+from minitrain.nn.shapes import ModuleShape
+from minitrain.parallel.cuts import EXPERTS, tensor_places
+from minitrain.parallel.folds import expert_places, flat_place, folds_of
+from minitrain.parallel.placement import Place, Placement, Shape
 from minitrain.parallel.stages import chunks_of, schedule_of
 
 DATA_AXES = ("dp", "shard", "cp")
@@ -45,7 +47,7 @@ class Entry(NamedTuple):
     @property
     def unsharded(self) -> Placement:
         """Where it is while a unit computes with it: without the flat place of ZeRO 3."""
-        return self.placement.without("shard")
+        return self.placement.unsharded()
 
 
 Placements = dict[str, Entry]
@@ -91,6 +93,7 @@ def table_of(
     ranks = {link: rank for rank, own in chunks for chunk in own for link in chunk}
     shapes: dict[str, Shape] = {}
     places: dict[str, Place] = {}
+    experts, untrained = set[str](), set[str]()
     on: dict[str, set[int]] = {}
     for module in modules:
         cuts = dict(tensor_places(module.kind, module.shapes, layout.tp)) if layout.tp > 1 else {}
@@ -98,51 +101,68 @@ def table_of(
             name = module.name(part)
             shapes[name] = shape
             on.setdefault(name, set()).add(ranks[module.link])
+            experts |= {name} if module.kind in EXPERTS else set()
+            untrained |= {name} if part in module.untrained else set()
             if part in cuts:
                 places[name] = cuts[part]  # a shared one is cut once
-    _check_patterns(frozen, shapes)
-    owned = _owned(shapes, on, layout) if layout.owner else {}
+    _check_patterns(frozen, [name for name in shapes if name not in untrained])
+    folds = {name: folds_of(layout)["shard"] if name in experts else 1 for name in shapes}
+    owned = _owned(shapes, on, folds, layout) if layout.owner else {}
     return {
-        name: _entry(name, shape, on[name], places.get(name), owned.get(name), layout, frozen)
+        name: _entry(
+            shape,
+            on[name],
+            tuple(expert_places(layout)) if name in experts else (),
+            places.get(name),
+            None if name in untrained else flat_place(layout, folds[name], owned.get(name)),
+            layout,
+            frozen=name in untrained or _fits(name, frozen),
+        )
         for name, shape in shapes.items()
     }
 
 
-def _owned(shapes: dict[str, Shape], on: dict[str, set[int]], layout: Layout) -> dict[str, Place]:
-    """For each parameter the one rank of the shard axis that steps it: of those on the same stages
-    the largest goes first, to the rank that has the least."""
+def _owned(shapes: dict[str, Shape], on: dict[str, set[int]], folds: dict[str, int],
+           layout: Layout) -> dict[str, int]:  # fmt: skip
+    """For each parameter the one rank of the shard axis that steps it, or, of an expert's, the one
+    of those that share a piece: of those on the same stages the largest goes first, to the rank
+    that has the least."""
     loads: dict[frozenset[int], list[int]] = {}
     found = {}
     for name in sorted(shapes, key=lambda name: -prod(shapes[name])):
-        load = loads.setdefault(frozenset(on[name]), [0] * layout.shard)
-        owner = load.index(min(load))
-        load[owner] += prod(shapes[name])
-        holds = tuple(0 if rank == owner else None for rank in range(layout.shard))
-        found[name] = Place("shard", FLAT, holds)
+        load, fold = loads.setdefault(frozenset(on[name]), [0] * layout.shard), folds[name]
+        owner = load.index(min(load)) // fold
+        for rank in range(owner * fold, owner * fold + fold):
+            load[rank] += prod(shapes[name]) // fold
+        found[name] = owner
     return found
 
 
-def _entry(name: str, shape: Shape, ranks: set[int], tensor: Place | None, owned: Place | None,
-           layout: Layout, frozen: Collection[str]) -> Entry:  # fmt: skip
-    """Where one parameter lives and is stepped; places in the order pp, tp, shard."""
+def _entry(shape: Shape, ranks: set[int], experts: tuple[Place, ...], tensor: Place | None,
+           flat: Place | None, layout: Layout, *, frozen: bool) -> Entry:  # fmt: skip
+    """Where one parameter lives and is stepped; places in the order pp, ep, tp, shard.
+
+    Args:
+        flat: what ZeRO would add; None: it cuts nothing of it.
+    """
     placement = Placement(partial=frozenset(DATA_AXES))
     if layout.pp > 1:
         holds = tuple(0 if rank in ranks else None for rank in range(layout.pp))
         placement = placement.with_place(Place("pp", None, holds))
         if len(ranks) > 1:  # a tied table: both ends of the chain use it
             placement = placement.with_partial("pp")
-    if tensor is not None:
-        placement = placement.with_place(tensor)
+    for place in (*experts, *([tensor] if tensor else [])):
+        placement = placement.with_place(place)
     # Peers along tp that hold one key/value head have other queries; those under sp, what is whole
     # on all of them, other positions.
     if (tensor is None and layout.sp) or (tensor and len(set(tensor.holds)) < len(tensor.holds)):
         placement = placement.with_partial("tp")
     state = placement
-    if layout.zero is not None:
-        state = placement.with_place(owned or cut("shard", FLAT, layout.shard))
+    if layout.zero is not None and flat is not None:
+        state = placement.with_place(flat)
     if layout.zero == 3:
         placement = state
-    return Entry(shape, placement, None if _fits(name, frozen) else state)
+    return Entry(shape, placement, None if frozen else state)
 
 
 def _fits(name: str, patterns: Collection[str]) -> bool:
@@ -178,10 +198,9 @@ def check_layout(
         frozen: patterns of the names of parameters that are not trained.
 
     Raises:
-        LayoutError: naming both numbers, or the axes that this version cannot run yet; a pattern
+        LayoutError: naming both numbers; experts to cut, of which the model has none; a pattern
             that fits no name, and patterns that fit all.
     """
-    check_supported(layout)
     schedule_of(layout, micro_batches)
     layout.check(
         batch=batch,
@@ -190,20 +209,13 @@ def check_layout(
         layers=config.layers,
         vocab=config.vocab,
         context=config.context,
+        experts=config.mixture.experts if config.mixture else None,
     )
+    if layout.ep > 1 and config.mixture is None:
+        raise LayoutError(
+            f"layout {layout} cuts experts over {layout.ep} ranks, but the model has none; give it "
+            f"some, such as --experts {2 * layout.ep}, or leave ep{layout.ep} out"
+        )
     chunks_of(config, layout, stages)
     if frozen:
         placements(config, layout, frozen=frozen)
-
-
-def check_supported(layout: Layout) -> None:
-    """Refuse a layout that needs a strategy which is not there yet.
-
-    Raises:
-        LayoutError: naming the axes.
-    """
-    if layout.ep > 1:
-        raise LayoutError(
-            f"layout {layout} uses ep, which this version cannot run yet; all other axes it can, "
-            f"such as dp{layout.size}"
-        )

@@ -7,6 +7,7 @@ through a chunk of the model are all there is, in the order that the schedule te
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from minitrain.autograd.tensor import Tensor, no_grad
 from minitrain.batch import Batch
 from minitrain.comm.group import Group
 from minitrain.nn.module import Module, Parameter, after_each_module, window
+from minitrain.nn.router import routers_of
 from minitrain.parallel.data import Part, Shares
 from minitrain.parallel.mesh import Mesh
 from minitrain.parallel.norm import Norm
@@ -50,6 +52,7 @@ class Worker:
 
     Attributes:
         turns: what this rank does in a step, in order.
+        terms: what a window tells terms of the loss inside the model in this step.
         waiting: by micro-batch and chunk, what its backward needs: what came in and what was made
             of it, or the rest of a backward in two parts.
     """
@@ -59,6 +62,7 @@ class Worker:
         self.module, self.reducer, self.seed = module, reducer, seed
         self.chunks = [[module.link(link) for link in chunk] for chunk in chunks]
         self.boundaries = Boundaries(pp)
+        self.terms: dict[str, Any] = {}
         self.last = schedule.micro_batches - 1  # each chunk adds to gradients in their order
         self.follow(schedule)
         self.waiting: dict[tuple[int, int], Any] = {}
@@ -67,13 +71,14 @@ class Worker:
         """From the next step on, do what a schedule of as many micro-batches tells this rank."""
         self.turns = turns_of(schedule, self.boundaries.group.rank)
 
-    def run(self, parts: list[Part], scale: float) -> float:
+    def run(self, parts: list[Part], tokens: int, scale: float) -> float:
         """Forward and backward of all parts: this rank's share of the loss; gradients are sums.
 
         Args:
+            tokens: of the whole batch, for terms of the loss inside the model; see Window.
             scale: what the loss is multiplied by for the backward.
         """
-        value = 0.0
+        value, self.terms = 0.0, {"tokens": tokens, "scale": scale}
         self.reducer.begin()
         for turn in self.turns:
             value += self.execute(turn, parts[turn.micro_batch], scale)
@@ -113,7 +118,7 @@ class Worker:
             entry = Tensor(self.boundaries.take(turn.take), requires_grad=training)
         x: Any = part.tokens if entry is None else entry
         progress = after_each_module(self.reducer.progress)
-        with window(part.window(self.seed, training)), progress:
+        with window(replace(part.window(self.seed, training), **self.terms)), progress:
             for link in self.chunks[turn.chunk]:
                 x = link(x, part.positions)
             if turn.give is None:
@@ -187,6 +192,7 @@ class ParallelModel:
         table: every parameter of the model: where it lives and is stepped.
         parameters: by global name, what this rank holds; views of `lives`'s arrays.
         modules: by path.
+        routers: of mixtures of experts, with what they have done in the last step.
         lives, stepped: the flat arrays of what this rank computes with, and of what it steps. The
             same ones, unless optimizer state is sharded.
     """
@@ -197,6 +203,7 @@ class ParallelModel:
         self.lives, self.stepped, self.reducer = reducer.lives, reducer.stepped, reducer
         self.parameters: dict[str, Parameter] = dict(self.lives.parameters)
         self.modules: dict[str, Module] = dict(module.modules())
+        self.routers = routers_of(module)
         self.norm = Norm(table, self.stepped, mesh)
         self.shares = Shares(mesh, schedule.micro_batches)
         self.worker = Worker(module, chunks, schedule, mesh["pp"], reducer, seed)
@@ -212,7 +219,10 @@ class ParallelModel:
                 after it. Where float16 overflows, the gradient is not finite.
         """
         parts = self.shares.of(batch)
-        loss = self.worker.run(parts, scale)
+        for router in self.routers.values():
+            router.begin()
+        tokens = batch.size * batch.tokens.shape[1] if parts[0].total else 0
+        loss = self.worker.run(parts, tokens, scale)
         if scale != 1:
             self.stepped.scale(1 / scale)
         return Loss(self._sum(loss), parts[0].total)

@@ -62,24 +62,48 @@ def held(config: Config, layout: Layout, *, batch: int, length: int, micro_batch
             as if they were: some of what only their gradients read is not kept.
 
     Raises:
-        LayoutError: axes that no run has confirmed yet.
+        LayoutError: axes that no run has confirmed yet, or a mixture of experts, whose activations
+            depend on what tokens choose.
     """
     check_covered(layout, "ep")
+    check_dense(config)
     table = placements(config, layout, stages=stages, frozen=frozen)
     at = layout.coordinates(rank)
     item, wide = BYTES[dtype], max(4, BYTES[dtype])
     waiting = Waiting(config, layout, table, at, batch, length, item, wide)
+    states = held_between_steps(config, layout, rank=rank, dtype=dtype, optimizer=optimizer,
+                                stages=stages, frozen=frozen)  # fmt: skip
+    activations = waiting.most(
+        schedule or schedule_of(layout, micro_batches),
+        chunks_of(config, layout, stages),
+        recompute,
+    )
+    return states._replace(activations=activations)
+
+
+def held_between_steps(config: Config, layout: Layout, *, rank: int = 0, dtype: str = "float32",
+                       optimizer: str = "adamw", stages: Sequence[int] | None = None,
+                       frozen: Collection[str] = ()) -> Held:  # fmt: skip
+    """What a rank holds of any model, on any layout, before the first activation; see `held`."""
+    table = placements(config, layout, stages=stages, frozen=frozen)
+    at, item, wide = layout.coordinates(rank), BYTES[dtype], max(4, BYTES[dtype])
     steps = sum(elements(e.shape, e.state, at) for e in table.values()) * wide
     return Held(
         _weights(layout, table, at, item, wide),
         _gradient(layout, table, at, wide),
         SLOTS[optimizer] * steps,
-        waiting.most(
-            schedule or schedule_of(layout, micro_batches),
-            chunks_of(config, layout, stages),
-            recompute,
-        ),
+        activations=0,
     )
+
+
+def check_dense(config: Config) -> None:
+    """Refuse a mixture of experts, whose activations and messages depend on what tokens choose.
+
+    Raises:
+        LayoutError: it is one.
+    """
+    if config.mixture is not None:
+        raise LayoutError("the formulas of bytes do not cover a mixture of experts")
 
 
 def check_covered(layout: Layout, *axes: str) -> None:

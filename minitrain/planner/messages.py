@@ -23,7 +23,7 @@ from minitrain.nn.config import Config
 from minitrain.parallel.plan import Plan, kinds_of, plan_of
 from minitrain.parallel.stages import chunks_of, route_of
 from minitrain.parallel.table import DATA_AXES, Placements, placements
-from minitrain.planner.memory import BYTES, check_covered, elements
+from minitrain.planner.memory import BYTES, check_covered, check_dense, elements
 
 SMALL = 1024  # bytes up to which an all-reduce goes by doubling: comm.algorithms.choose.SMALL
 NUMBER = 8  # bytes of a scalar that ranks agree on
@@ -67,6 +67,7 @@ def sent(
         LayoutError: axes that no run has confirmed yet.
     """
     check_covered(layout, "cp", "ep")
+    check_dense(config)
     table = placements(config, layout, stages=stages, frozen=frozen)
     tokens = batch // (micro_batches * layout.data_ranks) * length
     step = _Step(
@@ -165,11 +166,12 @@ class _Step:
             entries = [self.table[name] for name in names]
             living = sum(elements(entry.shape, entry.placement, at) for entry in entries)
             stepped = sum(elements(entry.shape, entry.state, at) for entry in entries)
-            if plan.scatter and at[plan.scatter] == 0:
-                others = self.sizes[plan.scatter] - 1
+            axis, sharers = plan.scatter or ("", ())
+            if sharers and at[axis] == sharers[0]:
+                others = len(sharers) - 1
                 passes = self.micro_batches * len(plan.chunks) if self.layout.zero == 2 else 1
-                yield plan.scatter, "gradient", passes * others * living * self.wide
-                yield plan.scatter, "parameter", others * living * self.item
+                yield axis, "gradient", passes * others * living * self.wide
+                yield axis, "parameter", others * living * self.item
             for peers in plan.sums:
                 if all(at[axis] == same[0] for axis, same in peers):
                     ranks = {axis: len(same) for axis, same in peers}

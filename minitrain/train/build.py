@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -12,32 +13,43 @@ from minitrain.layout import Layout
 from minitrain.nn import CrossEntropy, GPTConfig, LlamaConfig
 from minitrain.nn.config import Config
 from minitrain.nn.families import Model, declare
+from minitrain.nn.mixture import MixtureConfig
 from minitrain.optim import SGD, AdamW, LossScale, Optimizer, Schedule, check_above_zero
 from minitrain.parallel import Mesh, parallelize
 from minitrain.train import pipeline
-from minitrain.train.config.sections import ModelSection, OptimizerSection, RunConfig
+from minitrain.train.config.sections import MixtureSection, OptimizerSection, RunConfig
 from minitrain.train.step import Stepper
 
 
 def model_of(config: RunConfig, vocab: int, sizes: Config | None = None) -> Model:
     """The plain model, declared and not filled; sizes: more than its configuration says."""
-    model = declare(sizes or sizes_of(config.model, vocab))
+    model = declare(sizes or sizes_of(config, vocab))
     model.loss = CrossEntropy(config.loss.smoothing, config.loss.z_loss)
     return model
 
 
-def sizes_of(section: ModelSection, vocab: int) -> Config:
-    """The configuration of the model that a section asks for."""
+def sizes_of(config: RunConfig, vocab: int) -> Config:
+    """The configuration of the model that a run asks for."""
+    section = config.model
     sizes: dict[str, Any] = {
         "vocab": vocab,
         "context": section.context,
         "layers": section.layers,
         "heads": section.heads,
         "width": section.width,
+        "mixture": mixture_of(config.mixture),
     }
     if section.family == "llama":
         return LlamaConfig(**sizes, kv_heads=section.kv_heads)
     return GPTConfig(**sizes, dropout=section.dropout)
+
+
+def mixture_of(section: MixtureSection) -> MixtureConfig | None:
+    """The mixture of experts that a section asks for."""
+    if section.experts is None:
+        return None
+    values = {field.name: getattr(section, field.name) for field in fields(section)}
+    return MixtureConfig(normalised=values.pop("gates") == "normalised", **values)
 
 
 def optimizer_of(section: OptimizerSection) -> Optimizer:

@@ -29,6 +29,7 @@ from minitrain.train.metrics import (
     flops_per_token,
     keep_until,
     over_ranks,
+    router_figures,
 )
 from minitrain.train.recordings import Recordings
 from minitrain.train.run import Outcome, Reporter, Run
@@ -155,7 +156,8 @@ class _Loop:
             result = self.stepper.step(self.batch(done))
         seconds = time.perf_counter() - start
         cost, stop = over_ranks(self.group, seconds, ledger, self.task.stop.signal)
-        self._record({"step": done + 1, **result._asdict(), **cost})
+        figures = router_figures(self.stepper.model)
+        self._record({"step": done + 1, **result._asdict(), **cost, **figures})
         final = done + 1 == self.task.config.run.steps or stop > 0
         recordings.stepped(done + 1, final=final)
         self.task = recordings.run

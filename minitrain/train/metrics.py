@@ -17,6 +17,7 @@ from minitrain.comm.group import Group
 from minitrain.comm.ledger import Ledger
 from minitrain.comm.transport import PURPOSES
 from minitrain.nn.config import Config
+from minitrain.parallel import ParallelModel
 from minitrain.train.disk import WriteError, advice, replace_text
 
 
@@ -90,26 +91,59 @@ def _step_of(line: str) -> float:
 def flops_per_token(config: Config) -> float:
     """Floating-point operations of forward and backward for a token, without recomputation.
 
-    6 for each weight of a matrix product, and 12·L·C·T for attention's two products, counted as if
-    nothing were masked (Chowdhery et al. 2022, "PaLM", appendix B).
+    6 for each weight of a matrix product that a token meets (those of k in E experts), and 12·L·C·T
+    for attention's two products, counted as if nothing were masked (Chowdhery et al. 2022, "PaLM",
+    appendix B).
     """
     matrices = config.vocab * config.width  # the head, which may be the embedding's table
     for module in config.modules():
         if module.path.startswith("blocks."):
-            products = [s for part, s in module.shapes.items() if part.endswith(".weight")]
-            matrices += sum(math.prod(shape) for shape in products if len(shape) > 1)
+            products = [s for part, s in module.shapes.items() if part.endswith("weight")]
+            found = sum(math.prod(shape) for shape in products if len(shape) > 1)
+            matrices += round(found * module.used)
     return 6.0 * matrices + 12.0 * config.layers * config.width * config.context
 
 
 def largest_product(config: Config, tokens: float) -> float:
     """Operations of the largest matrix product of a block's forward, for so many tokens."""
     largest = max(
-        math.prod(shape)
+        math.prod(shape) * module.used
         for module in config.modules()
-        if module.path.startswith("blocks.0.")
+        if module.path.startswith("blocks.")
         for shape in module.shapes.values()
     )
     return 2.0 * tokens * largest
+
+
+def router_figures(model: ParallelModel) -> dict[str, Any]:
+    """What the routers of a mixture did in the last step, over all ranks; nothing without one.
+
+    router_balance: E · Σ fᵢ · Pᵢ, 1 where experts are alike, the mean of the layers;
+    router_dropped: the share of choices that were dropped; router_load: by layer, the share of the
+    choices of each expert.
+    """
+    mixture, layers = model.module.config.mixture, model.module.config.layers
+    if mixture is None:
+        return {}
+    blocks = [block for block in range(layers) if mixture.has(block)]
+    mesh, at = model.mesh, model.mesh.coordinates
+    own = dict(at, pp=0)  # load is known to all of a stage; one of its ranks counts it
+    first = not any(own.values())
+    table = np.zeros((len(blocks), mixture.experts + 2))
+    for row, block in enumerate(blocks):
+        router = model.routers.get(f"blocks.{block}.mlp.router")
+        if router is not None and (mesh.layout.sp or at["tp"] == 0):
+            table[row, 0] = router.tally.balance
+        if router is not None and first:
+            table[row, 1:] = [router.tally.dropped, *router.tally.load]
+    for axis in mesh.sizes:
+        table = mesh[axis].all_reduce(table, purpose="scalar")
+    load = table[:, 2:]
+    return {
+        "router_balance": float(table[:, 0].mean()),
+        "router_dropped": float(table[:, 1].sum() / max(1.0, load.sum())),
+        "router_load": (load / np.maximum(1, load.sum(axis=1, keepdims=True))).round(4).tolist(),
+    }
 
 
 def peak_bytes() -> int:

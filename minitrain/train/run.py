@@ -80,7 +80,7 @@ class Run:
     @property
     def sizes(self) -> Config:
         """Of the model."""
-        return self.known or sizes_of(self.config.model, self.corpus.tokenizer.vocab)
+        return self.known or sizes_of(self.config, self.corpus.tokenizer.vocab)
 
 
 @dataclass(frozen=True)

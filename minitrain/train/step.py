@@ -114,6 +114,8 @@ class Stepper:
                 scale=scale,
             )
         self.model.publish()
+        for router in self.model.routers.values():
+            router.adjust()
 
     def _overflows(self, scale: LossScale, step: int) -> bool:
         """Whether this step is to be skipped, on all ranks alike; the loss scale takes note."""

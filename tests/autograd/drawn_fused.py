@@ -8,6 +8,7 @@ import composed
 import hypothesis.extra.numpy as hnp
 import numpy as np
 from drawn import SHAPES, Case, floats
+from drawn_routing import ROUTING
 from engine_examples import beside
 from hypothesis import strategies as st
 
@@ -184,4 +185,5 @@ FUSED: dict[str, st.SearchStrategy[Case]] = {
     "attention": attentions(),
     "token_losses": losses(mean=False),
     "cross_entropy": losses(mean=True),
+    **ROUTING,
 }

@@ -43,7 +43,7 @@ def test_the_limit_is_what_the_formula_says_and_all_threads_count(
 ) -> None:
     config = resolve("nano", flags={"layers": 1})
     for layout, ranks in (("dp1", 1), ("dp2", 2)):
-        need = ranks * held(sizes_of(config.model, 256), Layout.parse(layout),
+        need = ranks * held(sizes_of(config, 256), Layout.parse(layout),
                             batch=24 // ranks, length=16).total  # fmt: skip
         monkeypatch.setattr(memory, "limit", lambda need=need: need - 1)
         assert "not enough memory" in refused(invoke("train", *SMALL, "--layout", layout), 2)

@@ -17,6 +17,8 @@ from minitrain_cli.options import ConfigSources, config_options
 FLAGS = """
     --preset --config --set
     --family --layers --heads --kv-heads --width --context --dropout
+    --experts --top-k --expert-every --expert-hidden --shared-experts --router-scores --gates
+    --capacity --router-scope --balance --router-z-loss --router-bias-rate
     --data --tokenizer --documents --batch --micro-batches --val-data --smoothing --z-loss
     --optimizer --lr --min-lr --warmup --schedule
     --beta1 --beta2 --epsilon --momentum --weight-decay --clip --freeze

@@ -53,6 +53,15 @@ def test_a_step_without_labels_has_one_warning(capsys: pytest.CaptureFixture[str
     assert err == "step 7: no valid token in the batch; nothing was updated\n"
 
 
+def test_a_mixture_says_how_even_its_experts_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with RunProgress(steps=100, done=0, unit="byte") as progress:
+        progress.step(record(1, router_balance=1.0256, router_dropped=0.034))
+        progress.step(record(5, router_balance=1.0, router_dropped=0.0))
+    first, second = capsys.readouterr().err.splitlines()
+    assert "12,346 tokens/s  balance 1.026, 3.4% dropped  " in first
+    assert "12,346 tokens/s  balance 1.000  " in second
+
+
 def test_evaluations_and_checkpoints_have_lines(capsys: pytest.CaptureFixture[str]) -> None:
     with RunProgress(steps=10, done=0, unit="byte") as progress:
         progress.evaluation({"step": 5, "val_loss": 1.5, "val_bits_per_byte": 2.164})

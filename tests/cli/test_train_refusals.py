@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 from command import SMALL, train, trained
 
-from minitrain.layout import Layout, LayoutError
-
 pytestmark = pytest.mark.usefixtures("folder")
 
 
@@ -118,15 +116,11 @@ def test_every_broken_rule_is_in_the_one_line(folder: Path) -> None:
     assert result.stderr.count("\n") == 1
 
 
-def test_a_strategy_that_is_not_there_is_a_usage_error(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(layout: Layout) -> None:
-        raise LayoutError(f"layout {layout} cannot run yet")
-
-    monkeypatch.setattr("minitrain.parallel.table.check_supported", refuse)
-    result = train(*SMALL, "--layout", "dp2")
-    assert (result.exit_code, result.stderr) == (2, "minitrain: layout dp2 cannot run yet\n")
+def test_experts_to_cut_that_are_not_there_are_a_usage_error(folder: Path) -> None:
+    result = train(*SMALL, "--layout", "dp2,ep2")
+    assert result.exit_code == 2
+    assert "layout dp2,ep2 cuts experts over 2 ranks, but the model has none" in result.stderr
+    assert result.stderr.count("\n") == 1
     assert not Path("runs").exists()
 
 

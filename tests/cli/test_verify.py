@@ -66,6 +66,32 @@ def test_without_arguments_some_layouts_are_verified() -> None:
     assert [row["layout"] for row in verdicts(invoke("-n", 2, "--json"))["rows"]] == ["dp2"]
 
 
+def test_a_mixture_tells_the_smallest_gap_between_scores() -> None:
+    """A near-tie could be decided otherwise on another layout."""
+    args = ("--experts", 4, "--capacity", 1.25, "--steps", 1, "--json")
+    result = invoke("dp2,ep2", *args)
+    [row] = verdicts(result)["rows"]
+    assert row["ok"]
+    assert 1e-12 < row["top_k_gap"] < 1e-2
+    assert f"; smallest top-k gap {row['top_k_gap']:.1e})" in result.stdout
+    assert verdicts(invoke("dp1", "--steps", 1, "--json"))["rows"][0]["top_k_gap"] is None
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("dp2,ep2",), "cuts experts over 2 ranks, but the model has none"),
+        (("dp2", "--top-k", 2), "--top-k and --capacity are for experts; add --experts 8"),
+        (("dp2", "--experts", 2, "--top-k", 3), "cannot choose 3 of 2 experts"),
+        (("dp4,ep4", "--experts", 3), "3 experts cannot be cut into 4 parts"),
+    ],
+)
+def test_experts_that_cannot_be_are_refused(args: tuple[Any, ...], words: str) -> None:
+    result = invoke(*args)
+    assert result.exit_code == 2
+    assert words in result.stderr
+
+
 @pytest.mark.parametrize(
     ("fault", "tensor"),
     [

@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
 from small_run import config, corpus, load
 
 RUN = config(layers=2)
-MODEL = sizes_of(RUN.model, corpus().tokenizer.vocab)
+MODEL = sizes_of(RUN, corpus().tokenizer.vocab)
 BUCKET = 700  # bytes: several buckets
 
 

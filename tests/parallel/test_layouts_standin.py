@@ -24,6 +24,11 @@ def test_training_with_sharded_states(layout: str) -> None:
     check_layout("gpt", layout, standin)
 
 
+@pytest.mark.parametrize("layout", ["dp2", "dp2,ep2", "dp2,ep2,tp2,sp", "shard2,zero3,ep2"])
+def test_training_a_mixture_of_experts(layout: str) -> None:
+    check_layout("mixture", layout, standin)
+
+
 @pytest.mark.parametrize("layout", ["pp2,1f1b", "pp2,zb-v", "dp2,pp2,zb-h1"])
 def test_training_with_a_pipeline(layout: str) -> None:
     check_layout("gpt", layout, standin)

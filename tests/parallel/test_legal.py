@@ -6,7 +6,7 @@ import pytest
 
 from minitrain.errors import UserError
 from minitrain.layout import Layout
-from minitrain.oracle.task import NANO
+from minitrain.oracle.task import FAMILIES, NANO
 from minitrain.parallel.legal import layouts
 from minitrain.parallel.table import check_layout
 
@@ -31,6 +31,16 @@ def test_what_one_would_write_is_among_them() -> None:
         assert Layout.parse(words) in four
     for words in ("dp2,pp2,tp2,sp", "pp4,zb-h1,shard2,zero3", "dp8", "shard4,zero1,owner,tp2"):
         assert Layout.parse(words) in eight
+
+
+def test_experts_are_cut_in_every_way_that_data_ranks_can_be() -> None:
+    mixture = FAMILIES["mixture"]
+    assert {layout.ep for layout in layouts(6, NANO)} == {1}
+    found = set(layouts(6, mixture))
+    assert {layout.ep for layout in found} == {1, 2, 3, 6}
+    assert {Layout.parse("dp2,tp3,sp,ep2"), Layout.parse("shard6,zero3,ep3")} < found
+    for layout in found:
+        check_layout(layout, mixture, micro_batches=4)
 
 
 def test_what_cannot_run_is_not_among_them() -> None:

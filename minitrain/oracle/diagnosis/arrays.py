@@ -10,6 +10,7 @@ import numpy as np
 from minitrain.array import Array
 from minitrain.layout import AXES
 from minitrain.oracle.diagnosis.context import diagnose_context
+from minitrain.oracle.diagnosis.mixtures import diagnose_mixture
 from minitrain.oracle.diagnosis.outputs import diagnose_output
 from minitrain.oracle.diagnosis.subject import (
     CLOSE,
@@ -28,7 +29,7 @@ def diagnose_array(evidence: Evidence, name: str, subject: Subject) -> Diagnosis
     """Of the ranks that have a tensor wrongly: the first shape of error that fits."""
     wrong = evidence.wrong(name)
     tests = (_zeros, _stale, _stepped, _scaled, _shifted, _unsummed, _misplaced, _permuted)
-    for test in (*tests, diagnose_output, diagnose_context, _replicas):
+    for test in (*tests, diagnose_mixture, diagnose_output, diagnose_context, _replicas):
         found = test(evidence, wrong, subject)
         if found is not None:
             return found

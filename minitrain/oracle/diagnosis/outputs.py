@@ -15,6 +15,7 @@ from minitrain.batch import Batch
 from minitrain.cut import cut_span
 from minitrain.nn import Dropout
 from minitrain.nn.module import Window, window
+from minitrain.oracle.diagnosis.mixtures import take_rank_by_rank
 from minitrain.oracle.diagnosis.subject import (
     CLOSE,
     Diagnosis,
@@ -154,6 +155,10 @@ def _replays(
     outputs = trace.outputs[subject.step - 1]
     before = f"blocks.{number - 2}" if number > 1 else "embedding"
     mine: Any = Tensor(outputs[before][parts[m].places]) if number else parts[m].tokens
+    if evidence.task.model.mixture:  # a gate considers what is computed with it
+        yield "own-gate", "experts count the choices of this rank's tokens alone", made(mine)
+        order = partial(take_rank_by_rank, ranks=evidence.layout.tp)
+        yield "gate-order", "experts take tokens rank by rank, not by position", made(mine, order)
     if subject.step > 1:
         yield "stale", "computed with the weights of a step before", made(mine, late=1)
     for (n, part), source in itertools.product(enumerate(parts), outputs if number else ()):

@@ -67,6 +67,13 @@ SEAMS = {
     "ring_vjp": "minitrain.parallel.ring:RingAttention.vjp",
     "weight_dropout": "minitrain.nn.transformer:AttentionCore.weight_dropout",
     "exchanged": "minitrain.parallel.context:exchanged_heads",
+    # Mixtures of experts.
+    "everyone": "minitrain.parallel.expert:GlobalGate.everyone",
+    "dispatch_vjp": "minitrain.parallel.expert:Dispatch.vjp",
+    "cut_experts": "minitrain.parallel.expert:CutExperts.forward",
+    "attach": "minitrain.nn.router:attach",
+    "each": "minitrain.nn.router:Router._each",
+    "count": "minitrain.nn.router:Router._count",
     # Pipeline parallelism.
     "worker": "minitrain.parallel.worker:Worker.__init__",
     "turns": "minitrain.parallel.worker:turns_of",
@@ -132,6 +139,19 @@ FAULTS: dict[str, Fault] = {
             "tp-local-heads": "own_heads",
             "shards-alike": "fill",
         },
+        "expert": {
+            "gate-of-a-rank": "everyone",
+            "order-of-ranks": "everyone",
+            "term-lost": "attach",
+            "term-of-a-rank": "each",
+            "gates-not-entered": "cut_experts",
+            "rows-not-returned": "dispatch_vjp",
+            "experts-on-the-dense-group": "plan",
+            "experts-averaged": "sums",
+            "router-not-summed": "sums",
+            "norm-of-own-experts": "counts",
+            "bias-by-own-load": "count",
+        },
         "pipeline": {
             "only-last-micro-batch": "begin_pass",
             "divided-on-every-stage": "give",
@@ -180,8 +200,10 @@ FAULTS: dict[str, Fault] = {
 
 _SHOWS = {
     "data": "dp2", "tensor": "tp2", "pipeline": "pp2", "zero": "shard2", "context": "cp2",
+    "expert": "dp2,ep2",
     **dict.fromkeys(("sp-gradient-sliced", "sp-norms-not-summed", "sp-local-dropout",
-                     "sp-positions-restart"), "tp2,sp"),
+                     "sp-positions-restart", "order-of-ranks", "router-not-summed"), "tp2,sp"),
+    "gates-not-entered": "tp2",
     **dict.fromkeys(("partials-averaged", "kv-not-summed"), "tp3"),
     **dict.fromkeys(("stale-gradient", "last-weights-forgotten"), "pp3,zb-h1"),
     "boundaries-mixed": "pp2,zb-v",
@@ -206,7 +228,8 @@ _OF_LLAMA = ("sp-gradient-sliced", "partials-averaged", "kv-not-summed",
 def shows_on(name: str) -> tuple[str, str]:
     """A small layout on which a fault acts ("": verify does not see it), and a family of models."""
     layout = _SHOWS[name] if name in _SHOWS else _SHOWS[FAULTS[name].module]
-    return layout, "llama" if name in _OF_LLAMA else "gpt"
+    mixture = FAULTS[name].module == "expert"
+    return layout, "llama" if name in _OF_LLAMA else "mixture" if mixture else "gpt"
 
 
 def check_name(name: str | None) -> None:

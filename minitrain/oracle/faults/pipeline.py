@@ -73,8 +73,8 @@ def norm_of_a_stage(value: Any) -> Any:
 def loss_of_a_stage(run: Any) -> Any:
     """The loss, which the last stage knows, is averaged with nothing from others: nanotron #405."""
 
-    def planted(worker: Worker, parts: list[Part], scale: float) -> float:
-        return float(run(worker, parts, scale)) / worker.boundaries.group.size
+    def planted(worker: Worker, parts: list[Part], *rest: Any) -> float:
+        return float(run(worker, parts, *rest)) / worker.boundaries.group.size
 
     return planted
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ def conflicts(config: RunConfig) -> Iterator[str]:
             f"model.width = {model.width} is not a multiple of model.heads = {model.heads}; "
             f"use a width such as {below or model.heads}"
         )
+    yield from _mixture_conflicts(config)
     if model.family == "llama":
         yield from _llama_conflicts(model)
     elif model.kv_heads is not None:
@@ -94,6 +96,29 @@ def idle(config: RunConfig, asked: Collection[str]) -> Iterator[str]:
 def _at(config: RunConfig, key: str) -> object:
     section, name = key.split(".")
     return getattr(getattr(config, section), name)
+
+
+def _mixture_conflicts(config: RunConfig) -> Iterator[str]:
+    mixture, mode = config.mixture, config.sync.mode
+    if mixture.experts is None:
+        for field in fields(mixture):
+            value = getattr(mixture, field.name)
+            if value != field.default:
+                yield (
+                    f"mixture.{field.name} = {value}, but there are no experts; leave it out, or "
+                    "add some, such as --experts 8"
+                )
+        return
+    if mixture.top_k > mixture.experts:
+        yield (
+            f"mixture.top_k = {mixture.top_k} is more than mixture.experts = {mixture.experts}; "
+            f"use at most {mixture.experts}"
+        )
+    if mode != "sync":
+        yield (
+            f"mixture.experts = {mixture.experts}: gates consider the tokens of all ranks, which "
+            f"--sync {mode} lets run apart; leave experts out, or take --sync sync"
+        )
 
 
 def _llama_conflicts(model: ModelSection) -> Iterator[str]:

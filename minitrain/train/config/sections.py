@@ -47,6 +47,46 @@ class ModelSection:
 
 
 @dataclass(frozen=True)
+class MixtureSection:
+    """Experts in place of MLPs, of which each token meets a few; see nn.MixtureConfig.
+
+    What is added to the loss for balance is trained on, but is no part of a step's `loss`: a
+    record has `router_balance`, which is 1 where experts are chosen alike.
+    """
+
+    experts: Size | None = _option(None, "experts of a block, in place of its MLP; none: an MLP")
+    top_k: Size = _option(2, "experts that each token chooses")
+    every: Size = _option(
+        1, "experts in every so many-th block, the last of each", flag="expert_every"
+    )
+    hidden: Size | None = _option(
+        None, "features inside an expert; none: as in an MLP", flag="expert_hidden"
+    )
+    shared: Size | None = _option(
+        None, "experts that all tokens meet beside those they choose", flag="shared_experts"
+    )
+    scores: Literal["softmax", "sigmoid"] = _option(
+        "softmax", "how a router scores experts", flag="router_scores"
+    )
+    gates: Literal["normalised", "raw"] = _option(
+        "normalised", "whether a token's gates are divided by their sum"
+    )
+    capacity: Positive | None = _option(
+        None, "an expert takes so many times its even share in training; none: all"
+    )
+    scope: Literal["batch", "sequence"] = _option(
+        "batch", "what load and capacity are counted over", flag="router_scope"
+    )
+    balance: NotNegative = _option(0.01, "weight of the loss that keeps experts' load even")
+    z_loss: NotNegative = _option(
+        0.0, "weight of the router's squared log of softmax's sum", flag="router_z_loss"
+    )
+    bias_rate: NotNegative = _option(
+        0.0, "step of a bias that evens load without a loss", flag="router_bias_rate"
+    )
+
+
+@dataclass(frozen=True)
 class DataSection:
     """The text, and how much of it a step takes, whatever the layout."""
 
@@ -188,6 +228,7 @@ class RunConfig:
     """All options of a run, in sections. The defaults are the preset `small`."""
 
     model: ModelSection = ModelSection()
+    mixture: MixtureSection = MixtureSection()
     data: DataSection = DataSection()
     loss: LossSection = LossSection()
     optimizer: OptimizerSection = OptimizerSection()

@@ -62,6 +62,9 @@ _BOTH_KNOWN = (
 _KNOWN_PREFIXES = ("_", "summary_", "output_")
 
 
+_NAMES: dict[type, str] = {GPTConfig: "gpt2 models", LlamaConfig: "llama models"}
+
+
 def config_from(theirs: dict[str, Any]) -> Config:
     """Our configuration of a model, from the content of its config.json.
 
@@ -87,7 +90,16 @@ def config_from(theirs: dict[str, Any]) -> Config:
 
 def config_to(config: Config, dtype: str, kept: dict[str, Any] | None = None) -> dict[str, Any]:
     """The content of a config.json for a configuration of ours and the dtype of its weights; what
-    is kept of the one that the model came from, if it is still this model's."""
+    is kept of the one that the model came from, if it is still this model's.
+
+    Raises:
+        FamilyError: a mixture of experts, which neither of their families is.
+    """
+    if config.mixture is not None:
+        raise FamilyError(
+            f"Hugging Face's {_NAMES[type(config)]} are dense, and this model has a mixture of "
+            f"{config.mixture.experts} experts; only dense models can be converted"
+        )
     if kept is not None and config_from(kept) == config:
         return kept
     theirs = _gpt_to(config) if isinstance(config, GPTConfig) else _llama_to(config)

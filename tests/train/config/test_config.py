@@ -19,6 +19,7 @@ from minitrain.train.config.sections import (
     OPTIONS,
     DataSection,
     LossSection,
+    MixtureSection,
     ModelSection,
     OptimizerSection,
     RunConfig,
@@ -38,6 +39,17 @@ def configs(draw: st.DrawFn) -> RunConfig:
     heads, (min_lr, lr) = draw(st.integers(1, 99)), draw(rates)
     return RunConfig(
         ModelSection("gpt", draw(size), heads, None, heads * draw(st.integers(1, 9)), 1, 0.5),
+        draw(
+            st.builds(
+                MixtureSection,
+                experts=st.just(9),
+                top_k=st.integers(1, 9),
+                hidden=st.none() | size,
+                scores=st.sampled_from(["softmax", "sigmoid"]),
+                capacity=st.none() | positive,
+                balance=positive,
+            )
+        ),
         DataSection(draw(st.none() | paths), draw(paths), "apart", 2**31 - 1, draw(size)),
         LossSection(draw(fraction), draw(st.floats(0, allow_infinity=False))),
         OptimizerSection(
@@ -202,7 +214,7 @@ def test_bad_values_on_the_command_line_are_refused(key: str, value: str) -> Non
         ("[optimizer]\nweight-decay = 3\n", "did you mean optimizer.weight_decay?"),
         ("[model]\nlr = 3\n", "did you mean optimizer.lr?"),
         ("[optimzer]\nlr = 3\n", "unknown section [optimzer]; did you mean optimizer?"),
-        ("[xyz]\nlr = 3\n", "there are model, data, loss, optimizer, run"),
+        ("[xyz]\nlr = 3\n", "there are model, mixture, data, loss, optimizer, run"),
         ("[run]\nxyz = 3\n", "unknown key 'run.xyz'"),
         ("- a\n- b\n", "is not a TOML file"),
     ],
@@ -282,7 +294,7 @@ def test_two_fields_with_one_flag_are_a_mistake() -> None:
 
 
 def test_every_option_has_help_and_a_legal_default() -> None:
-    assert len(OPTIONS) == 46
+    assert len(OPTIONS) == 58
     for option in OPTIONS.values():
         assert option.help
         assert "\n" not in option.help

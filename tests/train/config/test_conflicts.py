@@ -28,6 +28,22 @@ def test_what_a_family_cannot_be_is_refused(flags: dict[str, Any], words: str) -
     assert resolve(flags={"family": "llama", "kv_heads": 2}).model.kv_heads == 2
 
 
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"top_k": 3}, "mixture.top_k = 3, but there are no experts; leave it out, or add some"),
+        ({"capacity": 1.0}, r"mixture.capacity = 1\.0, but there are no experts"),
+        ({"experts": 4, "top_k": 5}, "top_k = 5 is more than mixture.experts = 4; use at most 4"),
+        ({"experts": 4, "sync": "async"}, "which --sync async lets run apart; leave experts out"),
+        ({"experts": 4, "router_scores": "tanh"}, "must be one of softmax, sigmoid"),
+    ],
+)
+def test_what_a_mixture_cannot_be_is_refused(flags: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        resolve(flags=flags)
+    assert resolve(flags={"experts": 4, "top_k": 4}).mixture.experts == 4
+
+
 def test_an_end_above_the_peak_is_refused_where_the_rate_falls_to_it() -> None:
     for schedule in ("cosine", "linear", "wsd"):
         with pytest.raises(ConfigError, match=r"min_lr = 0\.0001 is above optimizer\.lr = 1e-05"):
