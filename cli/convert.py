@@ -8,14 +8,14 @@ from pathlib import Path
 
 import click
 
-from .arguments import check_here, given
+from .arguments import check_here, given_path
 from .memory import memory_for
 from .output import tell
 
 
 @click.command()
-@click.argument("source", type=given)
-@click.argument("target", type=given)
+@click.argument("source", type=given_path)
+@click.argument("target", type=given_path)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value instead of a line.")
 def convert(source: str, target: str, as_json: bool) -> int:
     """Convert weights between Hugging Face's layout and minitrain's, whichever SOURCE is not.

@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import shutil
+import subprocess
 import sys
 import time
 from importlib.metadata import PackageNotFoundError, version
@@ -17,32 +18,47 @@ import click
 
 from .output import tell
 
+MPI_SECONDS = 60
+# What one launcher tells its processes: another one that is started below it would take it up.
+_LAUNCHERS = ("PMI", "OMPI_", "PRTE_", "MV2_", "HYDRA_", "SLURM_")
+
 
 @click.command()
 @click.option("--measure", is_flag=True,
               help="Also measure it: `minitrain plan --cluster here` uses that.")  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="End with the findings as one JSON value.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON value instead of lines.")
 def doctor(measure: bool, as_json: bool) -> int:
     """Tell what this machine has, and test minitrain on it.
 
-    Exit status: 0 if the self-test passed, 1 if not, 2 if that cannot be written to stdout.
+    Two ranks are held against one device as threads and, where mpi4py is installed, as MPI
+    processes.
+
+    Exit status: 0 if these tests passed, 1 if not, 2 if that cannot be written to stdout.
     """
     findings = {
         "python": f"{platform.python_version()} on {platform.platform()}",
         "cores": _cores(),
         "numpy": _numpy(),
+        "memory": _memory(),
         "mpi": _mpi(),
+        "launcher": _launcher(),
         "cupy": _cupy(),
-        **{name: _version(name) for name in ("safetensors", "ml-dtypes", "rich", "click")},
+        **{
+            name: _version(name)
+            for name in ("safetensors", "ml-dtypes", "rich", "click", "tokenizers", "matplotlib")
+        },
     }
     findings |= _self_test()
+    findings["mpi_test"] = _mpi_test()
     if measure:
         findings |= _measured()
-    for name, finding in findings.items():
-        tell(f"{name:12} {finding}")
     if as_json:
         tell(json.dumps(findings))
-    return 0 if findings["self_test"] == "passed" else 1
+    else:
+        for name, finding in findings.items():
+            tell(f"{name:12} {finding}")
+    failed = any(str(finding).startswith("FAILED") for finding in findings.values())
+    return 1 if failed else 0
 
 
 def _version(name: str) -> str:
@@ -89,6 +105,21 @@ def _mpi() -> str:
     return f"mpi4py {_version('mpi4py')}, mpiexec {mpiexec or 'not found'}"
 
 
+def _memory() -> str:
+    from .memory import limit
+
+    return f"{limit() / 1e9:.1f} GB for this process"
+
+
+def _launcher() -> str:
+    from minitrain.comm.mpi.launch import launched
+
+    launch = launched()
+    if launch is None:
+        return "none started this process"
+    return f"{launch.variable}={launch.size} says that one started this process"
+
+
 def _cupy() -> str:
     if importlib.util.find_spec("cupy") is None:
         return "not installed"
@@ -126,3 +157,26 @@ def _self_test() -> dict[str, Any]:
     took = f"{time.perf_counter() - start:.1f} s"
     verdict = "passed" if report.ok else f"FAILED: {report.first}"
     return {"self_test": verdict, "self_test_seconds": took}
+
+
+def _mpi_test() -> str:
+    """Two MPI processes against one device, as `--backend mpi` would start them."""
+    from minitrain.comm.errors import LauncherError
+    from minitrain.comm.mpi.launch import mpiexec_command
+
+    if importlib.util.find_spec("mpi4py") is None:
+        return "not tried, as there is no mpi4py"
+    python = [sys.executable, "-P", "-m", "minitrain_cli"]
+    verify = ["verify", "dp2", "--steps", "1", "--backend", "mpi"]
+    env = {name: x for name, x in os.environ.items() if not name.startswith(_LAUNCHERS)}
+    try:
+        done = subprocess.run([*mpiexec_command(2), *python, *verify], capture_output=True,
+                              text=True, env=env, timeout=MPI_SECONDS, check=False)  # fmt: skip
+    except LauncherError as error:
+        return f"FAILED: {error}"
+    except subprocess.TimeoutExpired:
+        return f"FAILED: two MPI ranks did not end within {MPI_SECONDS} s"
+    if done.returncode == 0:
+        return "passed"
+    said = (done.stderr or done.stdout).strip().splitlines() or [f"status {done.returncode}"]
+    return f"FAILED: {said[-1]}"

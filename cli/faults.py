@@ -9,6 +9,13 @@ from .output import tell
 FOUND, MISSED = 0, 1
 
 
+def names() -> list[str]:
+    """Every fault's name."""
+    from minitrain.oracle.faults import FAULTS
+
+    return list(FAULTS)
+
+
 def where(name: str) -> str:
     """On what a fault acts, in the words of the command."""
     from minitrain.oracle.faults import shows_on

@@ -22,10 +22,9 @@ def forecast(run: Run) -> dict[str, Any]:
     """
     from minitrain.planner.messages import sent
     from minitrain.planner.models import shape_from
-    from minitrain.train.build import sizes_of
 
     config, data = run.config, run.config.data
-    sizes = sizes_of(config, run.corpus.tokenizer.vocab)
+    sizes = run.sizes
     shape, tokens = shape_from(sizes), data.batch * config.model.context
     messages = sent(
         sizes,

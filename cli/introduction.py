@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from minitrain.layout import Layout
+from minitrain.parallel.table import placements
 
 from .memory import fullest
 
 if TYPE_CHECKING:
-    from minitrain.layout import Layout
     from minitrain.train.config.sections import RunConfig
     from minitrain.train.run import Run
 
@@ -21,11 +24,30 @@ def introduction(run: Run, folder: Path) -> Iterator[str]:
     yield f"run {folder}, layout {run.layout}" + (
         f", going on from {run.start.name}" if run.start else ""
     )
+    yield from _sizes(run)
     yield from _memory(run)
     yield from run.notes
-    bars = ", ".join(f"{name} {bits:.2f}" for name, bits in baselines(run.corpus).items())
+    bars = baselines(run.corpus)
     if bars:
-        yield f"held-out text in bits/byte: {bars}"
+        words = ", ".join(f"{name} {bits:.2f}" for name, bits in bars.items())
+        yield f"held-out text in bits/byte: {words}"
+    if bars and bars["bigram"] > bars["uniform"]:
+        yield (
+            "the held-out text is unlike the text that is trained on, whose pairs of bytes predict "
+            "it worse than chance does; choose another with --val-data"
+        )
+
+
+def _sizes(run: Run) -> Iterator[str]:
+    """What is trained, on what, and how."""
+    config, corpus = run.config, run.corpus
+    shapes = (entry.shape for entry in placements(run.sizes, Layout()).values())
+    device = "GPU" if run.xp.__name__ == "cupy" else "CPU"
+    model = f"{config.model.family} of {sum(map(prod, shapes)):,} parameters"
+    yield (
+        f"{model} in {config.run.dtype} on the {device}; {len(corpus.training):,} tokens of "
+        f"{corpus.tokenizer.vocab:,} kinds to train on, {len(corpus.held_out):,} held out"
+    )
 
 
 def _memory(run: Run) -> Iterator[str]:

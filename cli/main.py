@@ -21,17 +21,21 @@ from . import output
 COMMANDS = {
     "train": ("train", "train"),
     "verify": ("verify", "verify"),
+    "show": ("show", "show"),
     "plan": ("plan", "plan"),
     "schedule": ("schedule", "schedule"),
     "trace": ("trace", "trace"),
     "generate": ("generate", "generate"),
+    "eval": ("evaluate", "evaluate"),
+    "runs": ("runs", "runs"),
+    "compare": ("compare", "compare"),
     "convert": ("convert", "convert"),
     "doctor": ("doctor", "doctor"),
 }
 
 
 # What one process does: under a launcher that is the first, and the others have nothing to do.
-ALONE = ("generate", "convert", "trace", "doctor")
+ALONE = ("show", "runs", "compare", "eval", "generate", "convert", "trace", "doctor")
 
 
 class Commands(click.Group):
@@ -116,7 +120,14 @@ def _end(words: str, status: int) -> NoReturn:
     raise leave
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=Commands,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(package_name="minitrain", message="minitrain %(version)s")
-def main() -> None:
+@click.pass_context
+def main(ctx: click.Context) -> None:
     """Train transformers under every parallel strategy, and prove each equal to one device."""
+    if ctx.invoked_subcommand is None:
+        output.tell(ctx.get_help())

@@ -66,14 +66,13 @@ def held_by(run: Run) -> list[Held]:
         LayoutError: no formula covers the layout.
     """
     from minitrain.planner.memory import held
-    from minitrain.train.build import sizes_of
     from minitrain.train.pipeline import schedule_of
 
     config, layout = run.config, run.layout
     first = dict.fromkeys(layout.order, 0)
     return [
         held(
-            sizes_of(config, run.corpus.tokenizer.vocab),
+            run.sizes,
             layout,
             batch=config.data.batch // (config.data.micro_batches * layout.data_ranks),
             length=config.model.context,

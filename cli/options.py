@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import click
 
 from minitrain.train.config.option import NONE, Option
-from minitrain.train.config.resolve import PRESETS, resolve
+from minitrain.train.config.resolve import DEFAULT, PRESETS, resolve
 from minitrain.train.config.sections import OPTIONS, RunConfig
 
-from .arguments import given
+from .arguments import Given, given_path
+from .groups import GroupedOption
 
+_PATHS = ("data.path", "data.val_path", "data.tokenizer")
+_GROUPS = {"data": "text", "loss": "optimizer"}
 _METAVARS = {int: "INTEGER", float: "NUMBER", str: "TEXT"}
 
 
@@ -42,29 +45,50 @@ class ConfigSources(NamedTuple):
 
 def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add every option of a run to a command, which gets them as `given: ConfigSources`."""
+    return _with(command, list(OPTIONS.values()), DEFAULT)
 
+
+def options_of(options: Iterable[Option], default: str = DEFAULT) -> Callable[[Any], Any]:
+    """Add some options of a run, and where their values come from, to a command.
+
+    default: what --help calls the preset where none is given.
+    """
+    chosen = list(options)
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        return _with(command, chosen, default)
+
+    return add
+
+
+def _with(command: Callable[..., Any], chosen: list[Option], default: str) -> Callable[..., Any]:
     @functools.wraps(command)
     def with_given(
         *args: Any, preset: str | None, config: str | None, set_: tuple[str, ...], **others: Any
     ) -> Any:
-        texts = {option.flag: others.pop(option.flag) for option in OPTIONS.values()}
+        texts = {option.flag: others.pop(option.flag) for option in chosen}
         flags = {flag: text for flag, text in texts.items() if text is not None}
         return command(*args, given=ConfigSources(preset, config, set_, flags), **others)
 
     decorators: list[Callable[[Any], Any]] = [
         click.option(
-            "--preset", type=click.Choice(list(PRESETS)), help="Where the defaults come from. [cpu]"
+            "--preset",
+            type=Given(choices=lambda: PRESETS),
+            metavar=f"[{'|'.join(PRESETS)}]",
+            help=f"Where the defaults come from. [{default}]",
         ),
-        click.option("--config", type=given, metavar="FILE", help="Read options from a TOML file."),
+        click.option(
+            "--config", type=given_path, metavar="FILE", help="Read options from a TOML file."
+        ),
         click.option(
             "--set",
             "set_",
-            type=given,
+            type=Given(choices=lambda: (f"{key}=" for key in OPTIONS)),
             multiple=True,
             metavar="KEY=VALUE",
             help="Such as optimizer.lr=1e-4.",
         ),
-        *map(_click_option, OPTIONS.values()),
+        *map(_click_option, chosen),
     ]
     added: Callable[..., Any] = with_given
     for decorator in reversed(decorators):  # --help lists the last one applied first
@@ -77,7 +101,16 @@ def _click_option(option: Option) -> Callable[[Callable[..., Any]], Callable[...
     metavar = f"[{'|'.join(option.choices)}]" if option.choices else _METAVARS[option.kind]
     name = "--" + option.flag.replace("_", "-")
     summary = f"{option.help[0].upper()}{option.help[1:]}. [{_defaults(option)}]"
-    return click.option(name, option.flag, type=given, metavar=metavar, help=summary)
+    files = option.key in _PATHS
+    return click.option(
+        name,
+        option.flag,
+        cls=GroupedOption,
+        group=_GROUPS.get(option.section, option.section),
+        type=Given(files, lambda: option.choices),
+        metavar=metavar,
+        help=summary,
+    )
 
 
 def _defaults(option: Option) -> str:

@@ -128,6 +128,12 @@ def tell(text: str) -> None:
     _write(sys.stdout, text)
 
 
+def pour(text: str) -> None:
+    """A piece of a result, on stdout at once, with no line end of its own."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
 def complain(text: str) -> None:
     """Lines on stderr, on whichever rank."""
     _write(sys.stderr, text)

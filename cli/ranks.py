@@ -10,19 +10,16 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-import click
-
 from minitrain.comm.errors import LauncherError
 from minitrain.comm.mpi.launch import MPIOptions, launched, mpiexec_command
-from minitrain.layout import AXES, Layout, LayoutError
+from minitrain.layout import Layout, LayoutError
 
-from .arguments import given
+from .rank_options import LAYOUT_OPTIONS, REQUEST_OPTIONS, SIZES
 
 if TYPE_CHECKING:
     from minitrain.comm.group import Group
 
 T = TypeVar("T")
-_SIZES = (*AXES, "ep", "zero")
 
 
 class RankRequest(NamedTuple):
@@ -52,6 +49,8 @@ class Ranks(NamedTuple):
             node.
         options: how MPI ranks talk.
         server: whether a parameter server has a rank of its own, beside the layout's.
+        said: whether the options say the layout in words.
+        asked: how many workers -n or the launcher wants; None: they don't say.
     """
 
     layout: Layout
@@ -60,11 +59,19 @@ class Ranks(NamedTuple):
     device: str
     options: MPIOptions
     server: bool = False
+    said: bool = True
+    asked: int | None = None
 
     @property
     def size(self) -> int:
         """How many ranks there are."""
         return self.layout.size + self.server
+
+    def going_on(self, before: Layout) -> Ranks:
+        """Those of a run that goes on: its layout is what it was, where the options say nothing."""
+        if self.said or self.asked not in (None, before.size):
+            return self
+        return self._replace(layout=before)
 
     @property
     def first(self) -> bool:
@@ -134,12 +141,12 @@ def rank_options(command: Callable[..., Any]) -> Callable[..., Any]:
     def with_ranks(
         *args: Any, layout: str | None, sp: bool, server: str, request: RankRequest, **others: Any
     ) -> Any:
-        sizes = {axis: others.pop(axis) for axis in _SIZES}
+        sizes = {axis: others.pop(axis) for axis in SIZES}
         words = [f"{axis}{size}" for axis, size in sizes.items() if size is not None]
         ranks = read_ranks(layout, words + ["sp"] * sp, request, own_server=server == "own")
         return command(*args, ranks=ranks, **others)
 
-    return _added(_LAYOUT_OPTIONS, request_options(with_ranks))
+    return _added(LAYOUT_OPTIONS, request_options(with_ranks))
 
 
 def request_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -155,7 +162,7 @@ def request_options(command: Callable[..., Any]) -> Callable[..., Any]:
         )
         return command(*args, request=RankRequest(n, backend, device, options), **others)
 
-    return _added(_REQUEST_OPTIONS, with_request)
+    return _added(REQUEST_OPTIONS, with_request)
 
 
 def _added(
@@ -167,62 +174,6 @@ def _added(
     return command
 
 
-_LAYOUT_OPTIONS = (
-    click.option("--layout", type=given, metavar="WORDS", help="Such as dp2 or dp2,tp2,sp. [dpN]"),
-    *[
-        click.option(f"--{axis}", type=click.IntRange(1), help=f"The same as {axis}N in --layout.")
-        for axis in _SIZES
-    ],
-    click.option("--sp", is_flag=True, help="The same as sp in --layout."),
-    click.option(
-        "--server",
-        type=click.Choice(["beside", "own"]),
-        default="beside",
-        help="With --sync async: the server runs beside the first worker, or on one rank more. "
-        "[beside]",
-    ),
-)
-
-device_option = click.option(
-    "--device",
-    type=click.Choice(["cpu", "gpu"]),
-    default="cpu",
-    help="What computes; gpu: CuPy, each rank on a GPU of its node. [cpu]",
-)
-
-_REQUEST_OPTIONS = (
-    click.option(
-        "-n", "--ranks", "n", type=click.IntRange(1), help="How many ranks. [the layout's]"
-    ),
-    click.option(
-        "--backend",
-        type=click.Choice(["threads", "mpi"]),
-        help="What ranks are: threads, or processes under mpiexec. [threads]",
-    ),
-    device_option,
-    click.option(
-        "--stall-timeout",
-        type=click.FloatRange(0),
-        default=30.0,
-        help="Seconds after which an MPI rank that waits says for what; 0: never. [30]",
-    ),
-    click.option("--stall-abort", is_flag=True, help="End the job then."),
-    click.option(
-        "--check-collectives",
-        is_flag=True,
-        help="MPI ranks compare their calls before each collective.",
-    ),
-    click.option(
-        "--cuda-aware",
-        is_flag=True,
-        help="MPI reads GPU memory itself; otherwise messages pass through the host's.",
-    ),
-    click.option(
-        "--no-shared-memory",
-        is_flag=True,
-        help="MPI brings messages within a node too, not memory that its ranks share.",
-    ),
-)
 _MPI_FLAGS = ("stall_abort", "check_collectives", "cuda_aware")
 
 
@@ -258,7 +209,9 @@ def read_ranks(
     backend = "mpi" if under > 1 else backend or "threads"
     if backend == "threads" and (launch is None or request.backend == "threads"):
         _refuse_mpi_options(options)
-    return Ranks(layout, backend, under > 1, device, options, own_server)
+    return Ranks(
+        layout, backend, under > 1, device, options, own_server, said=bool(text), asked=workers
+    )
 
 
 def _refuse_mpi_options(options: MPIOptions) -> None:

@@ -13,7 +13,7 @@ import click
 from minitrain.errors import UserError
 from minitrain.layout import SCHEDULES, did_you_mean
 
-from .arguments import given, number
+from .arguments import Given, given_path, number
 from .main import fail
 from .picture import Picture, can_print, width_of
 
@@ -42,7 +42,9 @@ class TimesType(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 
 
 @click.command()
-@click.argument("names", type=given, nargs=-1, required=True, metavar="NAME...")
+@click.argument(
+    "names", type=Given(choices=lambda: SCHEDULES), nargs=-1, required=True, metavar="NAME..."
+)
 @click.option("--pp", type=click.IntRange(1), default=4, help="Stages: ranks in the pipeline. [4]")
 @click.option("--micro-batches", type=click.IntRange(1), default=8, help="Parts of a batch. [8]")
 @click.option("--chunks", type=click.IntRange(1), help="Pieces of the model on each rank.")
@@ -53,8 +55,8 @@ class TimesType(click.ParamType):  # type: ignore[type-arg,unused-ignore]
                    " [pp]")  # fmt: skip
 @click.option("--kept", type=click.FloatRange(0, 1), default=1.0, metavar="SHARE", callback=number,
               help="How much of a micro-batch's memory waits for W, of 1. [1]")  # fmt: skip
-@click.option("--svg", type=given, metavar="FILE", help="Draw into this file.")
-@click.option("--png", type=given, metavar="FILE", help="Draw into this file.")
+@click.option("--svg", type=given_path, metavar="FILE", help="Draw into this file.")
+@click.option("--png", type=given_path, metavar="FILE", help="Draw into this file.")
 @click.option(
     "--width", type=click.IntRange(40, 10_000), help="Columns of the picture. [the terminal's]"
 )

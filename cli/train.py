@@ -14,36 +14,45 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .arguments import check_here, given
+from .arguments import check_here, given_path
 from .forecast import show_forecast
-from .introduction import idle_stages, introduction
+from .groups import GroupedCommand
+from .introduction import introduction
 from .main import fail
-from .memory import MemorySizeError, check_fits, memory_for, memory_of
+from .memory import MemorySizeError, check_fits, memory_of
 from .options import ConfigSources, config_options
 from .output import say, tell
+from .prepare import prepare
 from .ranks import Ranks, rank_options
 from .tracing import trace_options
 
 if TYPE_CHECKING:
     from minitrain.comm.group import Group
-    from minitrain.train.config.sections import RunConfig
-    from minitrain.train.folder import RunFolder
     from minitrain.train.run import Outcome, Run, Stop
     from minitrain.train.trace_file import TraceFile
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @click.option(
-    "--run-dir", type=given, metavar="DIR", help="Where the run is kept. [runs/NNNN-PRESET]"
+    "--run-dir", type=given_path, metavar="DIR", help="Where the run is kept. [runs/NNNN-PRESET]"
 )
 @click.option("--resume", is_flag=True, help="Go on with the run in --run-dir, or the newest one.")
+@click.option(
+    "--from",
+    "origin",
+    type=given_path,
+    metavar="PATH",
+    help="Begin with the weights of a run, a checkpoint, or a Hugging Face folder.",
+)
 @click.option("--dry-run", is_flag=True, help="Say what a step would hold, send and compute.")
-@click.option("--json", "as_json", is_flag=True, help="End with the results as one JSON value.")
+@click.option("--print-config", is_flag=True, help="Print the configuration as TOML, and end.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON value; words go to stderr.")
 @trace_options
 @rank_options
 @config_options
 def train(given: ConfigSources, ranks: Ranks, trace: TraceFile | None, run_dir: str | None,
-          resume: bool, dry_run: bool, as_json: bool) -> int:  # fmt: skip
+          origin: str | None, resume: bool, dry_run: bool, print_config: bool,
+          as_json: bool) -> int:  # fmt: skip
     """Train a language model on text.
 
     Metrics, checkpoints and the configuration are kept in a run folder. Without options: a small
@@ -54,7 +63,10 @@ def train(given: ConfigSources, ranks: Ranks, trace: TraceFile | None, run_dir: 
     to stderr is no reason to end; results that cannot be written to stdout are status 2.
     """
     check_here()
-    run = _prepare(given, ranks, run_dir, resume, trace)
+    run = prepare(given, ranks, run_dir, resume, origin, trace)
+    if print_config:
+        return _print_config(run, as_json)
+    ranks = ranks._replace(layout=run.layout)
     if dry_run and ranks.first:
         show_forecast(run, as_json)
     check_fits(run, processes=ranks.backend == "mpi")
@@ -63,8 +75,15 @@ def train(given: ConfigSources, ranks: Ranks, trace: TraceFile | None, run_dir: 
     ranks.launch()
     outcome = _run(ranks, run)
     if ranks.first:
-        _report(run, outcome, as_json)
+        _report(run, ranks, outcome, as_json)
     return 128 + outcome.stopped if outcome.stopped else 0
+
+
+def _print_config(run: Run, as_json: bool) -> int:
+    from minitrain.train.config.resolve import to_toml, values
+
+    tell(json.dumps(values(run.config)) if as_json else to_toml(run.config).rstrip())
+    return 0
 
 
 def _run(ranks: Ranks, run: Run) -> Outcome:
@@ -81,112 +100,12 @@ def _run(ranks: Ranks, run: Run) -> Outcome:
 
 def _largest_product(run: Run) -> float:
     """Operations of the largest matrix product of a rank's step."""
-    from minitrain.train.build import sizes_of
     from minitrain.train.metrics import largest_product
 
-    config, vocab = run.config, run.corpus.tokenizer.vocab
+    config = run.config
     parts = config.data.micro_batches * run.layout.size
     tokens = config.data.batch * config.model.context / parts
-    return largest_product(sizes_of(config, vocab), tokens)
-
-
-def _prepare(given: ConfigSources, ranks: Ranks, run_dir: str | None, resume: bool,
-             trace: TraceFile | None) -> Run:  # fmt: skip
-    """Everything that can be refused, before anything is written or sent."""
-    from minitrain.array import keep_memory
-    from minitrain.machine import cores
-    from minitrain.parallel.table import check_layout
-    from minitrain.train.asynchronous import check_sync
-    from minitrain.train.build import sizes_of
-    from minitrain.train.checkpoint.manifest import read_manifest, step_of
-    from minitrain.train.checkpoint.weights import load_tokenizer
-    from minitrain.train.config.resolve import from_values
-    from minitrain.train.config.resolve import notes as config_notes
-    from minitrain.train.data.text import Corpus
-    from minitrain.train.pipeline import notes as schedule_notes
-    from minitrain.train.pipeline import resettled, settled
-    from minitrain.train.resume import blas_before, check_same
-    from minitrain.train.run import Run
-
-    keep_memory()
-    xp = ranks.array_module()
-    _check_readable_by_all(ranks, given.file)
-    config, at, start, notes = _start(given, run_dir, resume)
-    manifest = read_manifest(start) if start else None
-    _check_readable_by_all(ranks, config.data.path, config.data.tokenizer)
-    # A run that goes on has its tokenizer in the checkpoint, trained or not.
-    tokenizer = load_tokenizer(start) if start else config.data.tokenizer
-    only = manifest.sources if manifest else None
-    with memory_for("the text", "give --data less of it, or ids in a .bin file, which is mapped"):
-        data, context = config.data, config.model.context
-        corpus = Corpus.load(data.path, context, tokenizer, only, data.documents)
-    check_layout(
-        ranks.layout,
-        sizes_of(config, corpus.tokenizer.vocab),
-        batch=config.data.batch,
-        micro_batches=config.data.micro_batches,
-        stages=config.run.stage_sizes,
-        frozen=config.optimizer.frozen_patterns,
-    )
-    check_sync(config.sync, ranks.layout, own_server=ranks.server)
-    if manifest:
-        stored = from_values(manifest.config)
-        config = resettled(config, ranks.layout, stored, manifest.layout)
-    else:
-        config = settled(config, ranks.layout)
-    blas = None
-    if start:
-        notes += check_same(start, corpus, ranks.layout)
-        here = cores() // (1 if ranks.backend == "mpi" else ranks.layout.size)
-        blas, more = blas_before(start, ranks.layout, max(1, here))
-        notes += more
-    notes += [*config_notes(config), *corpus.notes, *idle_stages(ranks.layout, config),
-              *schedule_notes(config, ranks.layout)]  # fmt: skip
-    if trace is not None:
-        if config.sync.mode != "sync":
-            raise click.UsageError(
-                f"--trace is of steps that ranks do together, but this is --sync "
-                f"{config.sync.mode}; leave one of them out"
-            )
-        trace.check(config.run.steps - (step_of(start) if start else 0))
-    return Run(config, ranks.layout, corpus, at, start, tuple(notes), xp, blas, trace=trace)
-
-
-def _check_readable_by_all(ranks: Ranks, *paths: str | None) -> None:
-    """Refuse what only one process can read where each MPI rank reads it: the others would hang."""
-    from minitrain.train.data.reading import TextError, once_only
-
-    if ranks.backend != "mpi":
-        return
-    for path in paths:
-        if path is not None and (kind := once_only(path)):
-            raise TextError(
-                f"{path} is {kind}, which can be read once only, but each MPI rank reads it; keep "
-                "its content in a file and give that, or leave out --backend mpi"
-            )
-
-
-def _start(
-    given: ConfigSources, run_dir: str | None, resume: bool
-) -> tuple[RunConfig, RunFolder, Path | None, list[str]]:
-    """The configuration of a run and its folder; of one that goes on also the checkpoint to start
-    from, and what differs from before."""
-    from minitrain.train import folder
-    from minitrain.train.resume import absolute, resumed
-
-    at = folder.RunFolder(Path(run_dir)) if run_dir else None
-    if resume:
-        if given.preset or given.file:
-            raise click.UsageError(
-                "--resume takes the run's own configuration: no --preset, --config"
-            )
-        at = at or folder.newest()
-        config, start, notes = resumed(at, given.sets, given.flags)
-        return config, at, start, notes
-    config = absolute(given.resolve())
-    at = at or folder.next_free(given.preset or "cpu")
-    at.check_free()
-    return config, at, None, []
+    return largest_product(run.sizes, tokens)
 
 
 def _rank(group: Group, run: Run) -> Outcome:
@@ -240,24 +159,32 @@ def _graceful_stop(stop: Stop) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _report(run: Run, outcome: Outcome, as_json: bool) -> None:
-    """The results, on stdout."""
+def _report(run: Run, ranks: Ranks, outcome: Outcome, as_json: bool) -> None:
+    """The results, on stdout; where these are one JSON value, the words go to stderr."""
     from minitrain.train.checkpoint import files
-    from minitrain.train.data.tokenizer import show
+    from minitrain.train.data.tokenizer import mostly_text, show
     from minitrain.train.folder import RunFolder
     from minitrain.train.generate import Sampling
     from minitrain.train.sample import sample
 
-    at = Path(outcome.run_dir)
+    at, words = Path(outcome.run_dir), say if as_json else tell
     if outcome.stopped:  # in a hurry
-        tell(f"{at}: stopped after {outcome.steps} of {run.config.run.steps} steps")
-        tell(f"go on with: minitrain train --resume --run-dir {shlex.quote(str(at))}")
+        words(f"{at}: stopped after {outcome.steps} of {run.config.run.steps} steps")
+        others = "".join(
+            f" --{name} {value}"
+            for name, value, plain in (("backend", ranks.backend, "threads"),
+                                       ("device", ranks.device, "cpu"))
+            if value != plain
+        )  # fmt: skip
+        words(f"go on with: minitrain train --resume --run-dir {shlex.quote(str(at))}{others}")
     else:
         path = files.newest(RunFolder(at).checkpoints)
         assert path is not None
-        tell(show(sample(path, 200, Sampling(), xp=run.xp).text, sys.stdout.encoding))
+        text = sample(path, 200, Sampling(), xp=run.xp).text
+        words(f"a sample (minitrain generate {shlex.quote(str(path))}):")
+        words(show(text, sys.stdout.encoding) if mostly_text(text) else "(it writes no text yet)")
         bits, nats = outcome.val_bits_per_byte, outcome.val_loss
         held_out = f"{nats:.3f} nats/token" if bits is None else f"{bits:.3f} bits/byte"
-        tell(f"{at}: {outcome.steps} steps, held out {held_out}")
+        words(f"{at}: {outcome.steps} steps, held out {held_out}")
     if as_json:
         tell(json.dumps(asdict(outcome)))

@@ -14,9 +14,10 @@ from minitrain.comm.errors import LauncherError
 from minitrain.layout import Layout, LayoutError
 
 from . import faults
-from .arguments import given
+from .arguments import Given, given
+from .groups import GroupedCommand
 from .main import fault as fault_words
-from .output import complain, tell
+from .output import complain, say, tell
 from .ranks import RankRequest, Ranks, read_ranks, request_options
 from .verdict import verdict_json, verdict_line
 
@@ -37,16 +38,10 @@ MOST_RANKS = 256  # threads of this process
 EQUAL, DIFFERENT, USAGE, BROKEN = range(4)
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @click.argument("layouts", type=given, nargs=-1, metavar="[LAYOUT]...")
-@click.option(
-    "--layout",
-    "more",
-    type=given,
-    multiple=True,
-    metavar="WORDS",
-    help="The same as an argument.",
-)
+@click.option("--layout", "more", type=given, multiple=True, metavar="WORDS",
+              help="The same as an argument.")  # fmt: skip
 @request_options
 @click.option("--steps", type=click.IntRange(1), default=4, help="Steps with each optimizer. [4]")
 @click.option(
@@ -75,10 +70,15 @@ EQUAL, DIFFERENT, USAGE, BROKEN = range(4)
     metavar="N",
     help="N layouts of up to 8 ranks, drawn by --seed.",
 )
-@click.option("--fault", type=given, metavar="NAME", help="Plant a known fault, to see it found.")
+@click.option(
+    "--fault",
+    type=Given(choices=faults.names),
+    metavar="NAME",
+    help="Plant a known fault, to see it found.",
+)
 @click.option("--all-faults", is_flag=True, help="Plant each known fault where it acts.")
 @click.option("--list-faults", is_flag=True, help="Tell each known fault's story, and end.")
-@click.option("--json", "as_json", is_flag=True, help="End with the results as one JSON value.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON value; words go to stderr.")
 def verify(
     layouts: tuple[str, ...],
     more: tuple[str, ...],
@@ -123,7 +123,9 @@ def verify(
     for ranks, task in zip(chosen, tasks, strict=True):
         if task.micro_batches not in references:
             references[task.micro_batches] = task.reference()
-        verdict, found = _judge(ranks, task, references[task.micro_batches], xp, fault)
+        verdict, found, line = _judge(ranks, task, references[task.micro_batches], xp, fault)
+        if ranks.first:
+            (say if as_json else tell)(line)
         verdicts.append(verdict)
         status = max(status, found)
     if as_json and chosen[0].first:
@@ -200,8 +202,8 @@ def _tasks(
 
 def _judge(
     ranks: Ranks, task: Task, reference: dict[str, Trace], xp: Any, fault: str | None
-) -> tuple[dict[str, Any], int]:
-    """One layout held against the reference and the verdict printed; as JSON, and as a status."""
+) -> tuple[dict[str, Any], int, str]:
+    """One layout held against the reference: the verdict as JSON, as a status, and as a line."""
     from minitrain.oracle.faults import planted
     from minitrain.oracle.verify import concluded
 
@@ -212,10 +214,8 @@ def _judge(
     except LauncherError:
         raise
     except Exception as error:  # whatever it is: a crash is a verdict too
-        return _broken(ranks, error), BROKEN
-    if ranks.first:
-        tell(verdict_line(report))
-    return verdict_json(report), EQUAL if report.ok else DIFFERENT
+        return _broken(ranks, error)
+    return verdict_json(report), EQUAL if report.ok else DIFFERENT, verdict_line(report)
 
 
 def _rank(group: Group, layout: Layout, task: Task, reference: dict[str, Trace], xp: Any) -> Any:
@@ -224,11 +224,10 @@ def _rank(group: Group, layout: Layout, task: Task, reference: dict[str, Trace],
     return gather_rows(group, verify_rank(group, layout, task, reference, xp), reference)
 
 
-def _broken(ranks: Ranks, error: Exception) -> dict[str, Any]:
-    """The traceback of a hang or a crash, on whichever rank it was, and the verdict as JSON."""
+def _broken(ranks: Ranks, error: Exception) -> tuple[dict[str, Any], int, str]:
+    """The traceback of a hang or a crash, on whichever rank it was, and the verdict."""
     complain(fault_words(error))
     reason = f"{type(error).__name__}: {error}"
-    if ranks.first:
-        tell(f"{ranks.layout}: BROKEN, {reason.splitlines()[0]}")
     rows = {"worst": None, "first_wrong": None}
-    return {"layout": str(ranks.layout), "ok": False, **rows, "broken": reason}
+    verdict = {"layout": str(ranks.layout), "ok": False, **rows, "broken": reason}
+    return verdict, BROKEN, f"{ranks.layout}: BROKEN, {reason.splitlines()[0]}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -57,6 +58,11 @@ class Ledger:
             for record, counts in self._counts.items()
             if all(want in (None, have) for want, have in zip(wanted, record, strict=False))
         )
+
+    def records(self) -> Iterator[tuple[Record, int, int]]:
+        """What was counted: messages and payload bytes of each record."""
+        for record, (messages, nbytes) in self._counts.items():
+            yield record, messages, nbytes
 
     def by(self, field: str) -> dict[Any, int]:
         """Payload bytes sent, grouped by one field of `Record`: by("purpose"), by("dest")."""

@@ -44,7 +44,8 @@ POSITIONS, HEADS = 1, -2  # axes of queries, keys and values
 @lru_cache(maxsize=8)  # every layer asks for the same
 def _pieces(layout: Layout, length: int) -> tuple[Array, ...]:
     """The positions of each piece of the ring."""
-    return tuple([np.array(piece_positions(layout, length, i)) for i in range(layout.ring)])
+    places = [piece_positions(layout, length, i) for i in range(layout.ring)]
+    return tuple([np.array(place, np.int64) for place in places])  # of nothing, it would be floats
 
 
 _whole = lru_cache(maxsize=8)(np.arange)

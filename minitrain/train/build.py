@@ -21,9 +21,9 @@ from minitrain.train.config.sections import MixtureSection, OptimizerSection, Ru
 from minitrain.train.step import Stepper
 
 
-def model_of(config: RunConfig, vocab: int) -> Model:
-    """The plain model, declared and not filled."""
-    model = declare(sizes_of(config, vocab))
+def model_of(config: RunConfig, vocab: int, sizes: Config | None = None) -> Model:
+    """The plain model, declared and not filled; sizes: more than its configuration says."""
+    model = declare(sizes or sizes_of(config, vocab))
     model.loss = CrossEntropy(config.loss.smoothing, config.loss.z_loss)
     return model
 
@@ -62,15 +62,23 @@ def optimizer_of(section: OptimizerSection) -> Optimizer:
 def schedule_of(config: RunConfig) -> Schedule:
     """The learning rate by update."""
     section = config.optimizer
-    return Schedule(section.lr, config.run.steps, section.warmup, section.min_lr, section.schedule)
+    return Schedule(section.lr, config.run.steps, section.warmup, section.last_lr, section.schedule)
 
 
 def stepper_of(
-    config: RunConfig, layout: Layout, group: Group, vocab: int, xp: Any = np
+    config: RunConfig,
+    layout: Layout,
+    group: Group,
+    vocab: int,
+    xp: Any = np,
+    sizes: Config | None = None,
 ) -> Stepper:
-    """This rank's part of a new run, on xp (numpy or cupy): model, optimizer, schedule."""
+    """This rank's part of a new run, on xp (numpy or cupy): model, optimizer, schedule.
+
+    sizes: of the model, where its configuration does not say all of them.
+    """
     model = parallelize(
-        model_of(config, vocab),
+        model_of(config, vocab, sizes),
         Mesh(group, layout),
         micro_batches=config.data.micro_batches,
         seed=config.run.seed,

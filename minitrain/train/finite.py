@@ -31,10 +31,7 @@ def check_finite_everywhere(world: Group, names: list[str], mine: Mapping[str, A
     place = len(names) - names.index(name) if name else 0  # the largest is the first
     last = int(world.all_reduce(np.array([place]), "max", purpose="control")[0])
     if last:
-        raise TrainingError(
-            f"{names[-last]} is not finite, so no checkpoint was saved; lower --lr, or go on from "
-            "the last checkpoint with --resume"
-        )
+        raise TrainingError(f"{names[-last]} is not finite, so no checkpoint was saved; lower --lr")
 
 
 def _first(weights: Mapping[str, Array]) -> str | None:

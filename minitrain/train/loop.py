@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,10 @@ from minitrain.layout import Layout
 from minitrain.parallel.worker import Loss
 from minitrain.train import build
 from minitrain.train.asynchronous import SERVER, Trainer
-from minitrain.train.checkpoint import state
+from minitrain.train.checkpoint import files, state
+from minitrain.train.checkpoint.manifest import step_of
 from minitrain.train.config.resolve import to_toml
+from minitrain.train.disk import WriteError
 from minitrain.train.folder import RunFolder
 from minitrain.train.local import Trainer as LocalTrainer
 from minitrain.train.metrics import (
@@ -30,7 +33,7 @@ from minitrain.train.metrics import (
 )
 from minitrain.train.recordings import Recordings
 from minitrain.train.run import Outcome, Reporter, Run
-from minitrain.train.step import Stepper
+from minitrain.train.step import Stepper, TrainingError
 
 
 def train(group: Group, run: Run, reporter: Reporter | None = None) -> Outcome:
@@ -62,7 +65,20 @@ def train(group: Group, run: Run, reporter: Reporter | None = None) -> Outcome:
         for listener in listeners:
             listener.opened(run.folder.path)
         loop.task = run
-        return loop.run(done)
+        with _way_on(run):
+            return loop.run(done)
+
+
+@contextmanager
+def _way_on(run: Run) -> Iterator[None]:
+    """Inside, what ends a run says how to go on, if there is a checkpoint to go on from."""
+    try:
+        yield
+    except (TrainingError, WriteError) as error:
+        last = files.newest(run.folder.checkpoints)
+        if last is None or step_of(last) == run.config.run.steps:
+            raise
+        raise type(error)(f"{error}; --resume goes on from the last checkpoint") from error
 
 
 def _agreed(group: Group, folder: RunFolder) -> RunFolder:
@@ -78,7 +94,7 @@ class _Loop:
     def __init__(self, group: Group, run: Run, listeners: list[Reporter]):
         self.group, self.task, self.listeners = group, run, listeners
         self.stepper = self._stepper()
-        self.flops = flops_per_token(build.sizes_of(run.config, run.corpus.tokenizer.vocab))
+        self.flops = flops_per_token(run.sizes)
         self.loss: float | None = None
         self.validation: dict[str, Any] = {}
         self.saved = -1
@@ -115,9 +131,16 @@ class _Loop:
 
     def _stepper(self) -> Stepper:
         """What is evaluated and saved, on the ranks that do."""
+        return self._part(self.task.layout, self.group)
+
+    def _part(self, layout: Layout, group: Group) -> Stepper:
+        """What a rank of a layout has as the run begins."""
         run = self.task
         vocab = run.corpus.tokenizer.vocab
-        return build.stepper_of(run.config, run.layout, self.group, vocab, run.xp)
+        stepper = build.stepper_of(run.config, layout, group, vocab, run.xp, run.known)
+        if run.weights is not None:
+            state.begin_with(stepper, run.weights)
+        return stepper
 
     def batch(self, index: int) -> Batch:
         """The global batch of a step."""
@@ -192,7 +215,13 @@ class _Loop:
         task = self.task
         apart = self.group if task.config.sync.mode == "local" else None
         path = state.save(
-            self.stepper, task.folder.checkpoints, step, task.config, task.corpus, apart
+            self.stepper,
+            task.folder.checkpoints,
+            step,
+            task.config,
+            task.corpus,
+            apart,
+            task.layout,
         )
         if path is not None:
             for listener in self.listeners:
@@ -224,8 +253,7 @@ class _LocalLoop(_UnsynchronisedLoop):
 
     def _stepper(self) -> Any:
         run, alone = self.task, self.group.subgroup([self.group.rank], "alone")
-        vocab = run.corpus.tokenizer.vocab
-        stepper = build.stepper_of(run.config, Layout(), alone, vocab, run.xp)
+        stepper = self._part(Layout(), alone)
         self.trainer = LocalTrainer(self.group, run.config, stepper, self.batch,
                                     lambda: self.task.stop.signal, self._record)  # fmt: skip
         return stepper
@@ -258,10 +286,9 @@ class _AsyncLoop(_UnsynchronisedLoop):
 
     def _stepper(self) -> Any:
         run = self.task
-        vocab = run.corpus.tokenizer.vocab
 
         def make(solo: Group) -> Stepper:
-            return build.stepper_of(run.config, Layout(), solo, vocab, run.xp)
+            return self._part(Layout(), solo)
 
         self.trainer = Trainer(self.group, run.layout.dp, run.config, make, self.batch,
                                lambda: self.task.stop.signal, self._record)  # fmt: skip

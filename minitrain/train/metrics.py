@@ -68,10 +68,7 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise WriteError(
-            f"cannot write {path}: {error.strerror}; {advice(error)} and go on from the "
-            "last checkpoint with --resume"
-        ) from error
+        raise WriteError(f"cannot write {path}: {error.strerror}; {advice(error)}") from error
 
 
 def keep_until(path: Path, step: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from minitrain.train.folder import FolderError, RunFolder
 # another run: shapes, seed, batch, optimizer, and what the text is (`check_same`).
 FREE = (
     "data.path",
+    "data.val_path",
     "run.steps",
     "run.eval_every",
     "run.save_every",
@@ -69,8 +71,8 @@ def resumed(
     done = step_of(start)
     if config.run.steps <= done:
         raise FolderError(
-            f"{folder.path} has done {done} of its {config.run.steps} steps; give --steps above "
-            f"{done} to go on"
+            f"{folder.path} has done {done} steps, and {config.run.steps} are asked for; give "
+            f"--steps above {done} to go on"
         )
     notes = [_note(key, old[key], new[key]) for key in changed]
     notes += [
@@ -83,6 +85,11 @@ def resumed(
 def _start_of(folder: RunFolder) -> Path:
     """The newest checkpoint of a run that nobody trains just now."""
     kind = own_kind(folder.path) if os.path.isdir(folder.path) else None
+    for above in list(folder.path.absolute().parents)[:2]:
+        if kind and os.path.exists(RunFolder(above).config):
+            raise FolderError(
+                f"{folder.path} is {kind} of a run; give --run-dir {shlex.quote(str(above))}"
+            )
     if kind and not os.path.exists(folder.config):
         raise FolderError(
             f"{folder.path} is {kind} and no configuration of a run, such as a converted model: "
@@ -155,8 +162,9 @@ def _changes(sources: Mapping[str, str], corpus: Corpus) -> str:
 def absolute(config: RunConfig) -> RunConfig:
     """The paths of text and tokenizer made absolute, so that the run can go on from any folder."""
     data = replace(config.data, tokenizer=absolute_spec(config.data.tokenizer))
-    if data.path is not None:
-        data = replace(data, path=os.path.abspath(data.path))
+    for name in ("path", "val_path"):
+        if (path := getattr(data, name)) is not None:
+            data = replace(data, **{name: os.path.abspath(path)})
     return replace(config, data=data)
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
+from minitrain.array import Array
 from minitrain.layout import Layout
+from minitrain.nn.config import Config
+from minitrain.train.build import sizes_of
 from minitrain.train.config.sections import RunConfig
 from minitrain.train.data.text import Corpus
 from minitrain.train.folder import RunFolder
@@ -56,6 +60,8 @@ class Run:
         blas: BLAS threads of each rank, as before the run was resumed; None: what suits it.
         stop: where any rank has a signal, all ranks stop after the same step, and save.
         trace: which steps are recorded; None: none.
+        known: the sizes of a model that was made before: they may be more than `config` says.
+        weights: by global name, whole, what a new run begins with; None: initial values.
     """
 
     config: RunConfig
@@ -68,6 +74,13 @@ class Run:
     blas: int | None = None
     stop: Stop = field(default_factory=Stop)
     trace: TraceFile | None = None
+    known: Config | None = None
+    weights: Mapping[str, Array] | None = None
+
+    @property
+    def sizes(self) -> Config:
+        """Of the model."""
+        return self.known or sizes_of(self.config, self.corpus.tokenizer.vocab)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,23 +36,51 @@ class Sample(NamedTuple):
 
 def sample(path: Path, tokens: int, sampling: Sampling, prompt: bytes = b"", *, xp: Any = np,
            past_end: bool = False) -> Sample:  # fmt: skip
-    """Let the model of a checkpoint continue a prompt by so many tokens, or to the text's end.
+    """Let the model of a checkpoint continue a prompt, see `Writer`."""
+    return Writer(path, xp).write(tokens, sampling, prompt, past_end=past_end)
 
-    An empty prompt makes the model begin a text, after its tokenizer's `start`. It computes on xp:
-    numpy, or cupy. A converted model's eos_token_id ends a text, but where `past_end` is set.
+
+class Writer:
+    """The model of a checkpoint, which writes on xp: numpy, or cupy.
 
     Raises:
-        CheckpointError: a checkpoint that is not whole. TokenizerError: a prompt that the tokenizer
-            cannot take.
+        CheckpointError: a checkpoint that is not whole.
     """
-    model, tokenizer = load_model(path)
-    ends = () if past_end else Origin.load(path).ids("eos_token_id")
-    for parameter in model.parameters().values():
-        parameter.array = from_host(parameter.array, xp)
-    before = tokenizer.encode(prompt).tolist()
-    set_blas_threads(fitting_blas_threads(largest_product(model.config, 1)))
-    ids = list(generate(model, before or [tokenizer.start], tokens, sampling, ends=ends))
-    return Sample(ids, tokenizer.decode(np.array(before + ids, np.int64)))
+
+    def __init__(self, path: Path, xp: Any = np):
+        self.model, self.tokenizer = load_model(path)
+        self.ends = Origin.load(path).ids("eos_token_id")
+        for parameter in self.model.parameters().values():
+            parameter.array = from_host(parameter.array, xp)
+
+    def write(self, tokens: int, sampling: Sampling, prompt: bytes = b"", *,
+              past_end: bool = False,
+              heard: Callable[[bytes], bool] = lambda text: False) -> Sample:  # fmt: skip
+        """Continue a prompt by so many tokens, or to the text's end.
+
+        Args:
+            prompt: an empty one makes the model begin a text, after its tokenizer's `start`.
+            past_end: go on after a converted model's eos_token_id, which else ends a text.
+            heard: told after each token what has been written, without the prompt; it ends there
+                if that says so.
+
+        Raises:
+            TokenizerError: a prompt that the tokenizer cannot take.
+        """
+        before = self.tokenizer.encode(prompt).tolist()
+        given = len(self._decoded(before))
+        set_blas_threads(fitting_blas_threads(largest_product(self.model.config, 1)))
+        ids: list[int] = []
+        ends = () if past_end else self.ends
+        first = before or [self.tokenizer.start]
+        for token in generate(self.model, first, tokens, sampling, ends=ends):
+            ids.append(token)
+            if heard(self._decoded(before + ids)[given:]):
+                break
+        return Sample(ids, self._decoded(before + ids))
+
+    def _decoded(self, ids: list[int]) -> bytes:
+        return self.tokenizer.decode(np.array(ids, np.int64))
 
 
 def find(path: Path | None) -> Path:

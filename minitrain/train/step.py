@@ -144,6 +144,5 @@ class Stepper:
             )
         raise TrainingError(
             f"step {step}: the gradient of {culprit} is not finite (loss {loss}, gradient norm "
-            f"{norm}); no weight was changed. Lower --lr, or go on from the last checkpoint with "
-            "--resume"
+            f"{norm}); no weight was changed. Lower --lr"
         )

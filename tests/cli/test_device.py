@@ -78,8 +78,8 @@ def test_a_run_on_gpus_is_that_on_the_cpu_and_may_change_places(
     assert {xp for xp, _ in gpus} == {standin}
     assert sorted(number for _, number in gpus) == [0] * 3 * 2 + [1] * 3
     assert "device" not in Path("gpu/config.toml").read_text()
-    done("train", "--resume", "--run-dir", "gpu", "--steps", 4, "--device", "cpu")
-    done("train", "--resume", "--run-dir", "gpu", "--steps", 5, "--device", "gpu")
+    done("train", "--resume", "--run-dir", "gpu", "--steps", 4, "--device", "cpu", "-n", 1)
+    done("train", "--resume", "--run-dir", "gpu", "--steps", 5, "--device", "gpu", "-n", 1)
     assert gpus[-2:] == [(np, 0), (standin, 0)]
     assert losses("gpu") == pytest.approx(losses("cpu"), rel=1e-12)
 
@@ -101,9 +101,9 @@ def test_a_text_from_a_gpu_is_that_from_the_cpu(
     done("train", *EXACT, "--run-dir", "a")
     seen, generate = [], sample.generate
 
-    def noted(model: Any, *args: Any) -> Any:
+    def noted(model: Any, *args: Any, **more: Any) -> Any:
         seen.append({namespace(parameter.array) for parameter in model.parameters().values()})
-        return generate(model, *args)
+        return generate(model, *args, **more)
 
     monkeypatch.setattr(sample, "generate", noted)
     texts = [done("generate", "a", "--tokens", 30, *more) for more in ((), ("--device", "gpu"))]

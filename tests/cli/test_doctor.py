@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from typing import Any
 
@@ -9,7 +10,10 @@ import pytest
 from click.testing import CliRunner
 
 from minitrain import oracle
+from minitrain_cli.doctor import _mpi_test
 from minitrain_cli.main import main
+
+doctor = importlib.import_module("minitrain_cli.doctor")  # `doctor` in it is the command
 
 
 @pytest.fixture(autouse=True)
@@ -20,20 +24,32 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(oracle, "verify", lambda **more: verify(small, **more))
 
 
-def test_findings_and_a_self_test() -> None:
+def test_a_launcher_that_does_not_work_is_status_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `train --backend mpi` would be."""
+    pytest.importorskip("mpi4py", reason="mpi4py is not installed: pip install 'minitrain[mpi]'")
+    assert _mpi_test() == "passed"
+    monkeypatch.setattr("minitrain.comm.mpi.launch.mpiexec_command", lambda n: ["false"])
+    result = CliRunner().invoke(main, ["doctor"])
+    assert result.exit_code == 1
+    assert "mpi_test     FAILED: status 1\n" in result.stdout
+
+
+def test_findings_and_a_self_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_mpi_test", lambda: "passed")
+    monkeypatch.setenv("PMI_SIZE", "1")
     result = CliRunner().invoke(main, ["doctor", "--json"])
     assert result.exit_code == 0
-    *lines, last = result.stdout.splitlines()
-    found = json.loads(last)
+    found = json.loads(result.stdout)
     assert found["self_test"] == "passed"
-    for name in ("python", "cores", "numpy", "mpi", "cupy", "safetensors", "self_test"):
+    for name in ("python", "cores", "numpy", "mpi", "cupy", "safetensors", "self_test", "memory"):
         assert name in found
-        assert any(line.startswith(f"{name} ") for line in lines)
+    assert found["launcher"] == "PMI_SIZE=1 says that one started this process"
     assert "GFLOP/s" in found["numpy"]
     assert int(found["cores"].split(",")[0]) >= 1
 
 
 def test_a_self_test_that_fails_is_status_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_mpi_test", lambda: "passed")
     verify = oracle.verify
 
     def faulty(**more: Any) -> Any:
@@ -42,5 +58,5 @@ def test_a_self_test_that_fails_is_status_1(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(oracle, "verify", faulty)
     result = CliRunner().invoke(main, ["doctor", "--json"])
     assert result.exit_code == 1
-    words = json.loads(result.stdout.splitlines()[-1])["self_test"]
+    words = json.loads(result.stdout)["self_test"]
     assert words.startswith("FAILED: sgd step 1 gradient ")

@@ -38,8 +38,8 @@ def test_an_empty_argument_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     flag = [parameter.opts[0]] if isinstance(parameter, click.Option) else []
-    others = ["x"] if parameter.name == "target" else []
-    more = ["x"] if parameter.name == "source" else []
+    others = ["x"] if parameter.name in ("target", "other") else []
+    more = ["x"] if parameter.name in ("source", "one") else []
     result = CliRunner().invoke(main, [command, *others, *flag, "", *more])
     assert result.exit_code == 2, result.output
     assert "it is empty, as a variable that is not set" in result.stderr

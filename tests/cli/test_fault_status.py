@@ -36,6 +36,10 @@ PLACES = [
     ("minitrain.train.sample.generate", ("generate", "run")),
     ("minitrain.train.huggingface.pretrained.write", ("convert", "run", "new")),
     ("minitrain.planner.published.predictions", ("plan", "--published")),
+    ("minitrain.train.evaluate.windows", ("eval", "run", "--data", "text.txt")),
+    ("minitrain.train.disk.listing", ("runs", ".")),
+    ("minitrain.train.history.read", ("compare", "run", "run")),
+    ("minitrain.oracle.traffic.measure", ("show", "dp2")),
     ("minitrain.schedules.simulate.simulate", ("schedule", "1f1b")),
     ("minitrain.train.timeline.read", ("trace", "trace.json")),
     ("minitrain.oracle.verify", ("doctor",)),
@@ -50,6 +54,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     model = GPT(GPTConfig(context=4, layers=1, heads=2, width=8))
     model.initialize(seed=1)
     save_model(model, ByteTokenizer(), tmp_path / "run" / "checkpoints")
+    (tmp_path / "run" / "config.toml").write_text("[run]\nsteps = 1\n")
     pretrained.write(tmp_path / "theirs", model, ByteTokenizer())
     return tmp_path
 
@@ -102,7 +107,7 @@ def test_what_the_user_can_mend_is_a_line_and_status_2(
 
 
 def test_an_interrupt_is_nobodys_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*args: Any) -> Any:
+    def interrupted(*args: Any, **more: Any) -> Any:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("minitrain.train.sample.generate", interrupted)

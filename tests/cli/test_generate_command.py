@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from minitrain.nn import GPT, GPTConfig
 from minitrain.train.checkpoint.weights import save_model
-from minitrain.train.data.tokenizer import ByteTokenizer
+from minitrain.train.data.tokenizer import ByteTokenizer, show
 from minitrain_cli.main import main
 
 
@@ -35,7 +36,7 @@ def invoke(*args: Any) -> Result:
 def written(*args: Any) -> dict[str, Any]:
     result = invoke(*args, "--json")
     assert result.exit_code == 0, result.output
-    found: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    found: dict[str, Any] = json.loads(result.stdout)
     return found
 
 
@@ -122,3 +123,46 @@ def test_a_broken_checkpoint_is_named(run: Path, tmp_path: Path) -> None:
     result = invoke(step)
     assert (result.exit_code, result.stdout) == (2, "")
     assert "step-000000 is not a whole checkpoint" in result.stderr
+
+
+def test_the_text_ends_before_a_stop(run: Path) -> None:
+    whole = written(run, "--tokens", 40, "--prompt", "ab")["text"]
+    plain = next(c for c in whole[5:] if c.isascii() and c.isalpha())
+    for args in (("--stop", plain), ("--stop", "never seen", "--stop", plain)):
+        short = written(run, "--tokens", 40, "--prompt", "ab", *args)
+        assert short["text"] == whole[: whole.index(plain)]
+        assert len(short["ids"]) <= 40
+    text = invoke(run, "--tokens", 40, "--prompt", "ab", "--stop", plain).stdout
+    assert text == "ab" + show(short["text"].encode()) + "\n"
+
+
+def test_a_prompt_may_be_read_from_a_file_or_stdin(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "prompt").write_bytes("größer\n".encode())
+    ids = written(run, "--prompt", "größer\n")["ids"]
+    assert written(run, "--prompt-file", tmp_path / "prompt")["ids"] == ids
+    args = ["generate", str(run), "--prompt", "-", "--json"]
+    piped = CliRunner().invoke(main, args, input="größer\n")
+    assert json.loads(piped.stdout)["ids"] == ids
+    missing = invoke(run, "--prompt-file", tmp_path / "none")
+    assert (missing.exit_code, missing.stderr.count("\n")) == (2, 1)
+
+
+def test_several_texts_have_seeds_one_after_the_other(run: Path) -> None:
+    ids = [written(run, "--tokens", 9, "--seed", seed)["ids"] for seed in (4, 5)]
+    found = written(run, "--tokens", 9, "--seed", 4, "-n", 2)
+    assert [each["ids"] for each in found["texts"]] == ids
+    assert "--- 2 of 2\n" in invoke(run, "--tokens", 9, "-n", 2).stdout
+
+
+def test_what_is_written_so_far_survives_an_interrupt(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is on stdout before the next token is drawn; half a character is not."""
+
+    def interrupted(*args: Any, **more: Any) -> Iterator[int]:
+        yield from "Oh é".encode()[:-1]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("minitrain.train.sample.generate", interrupted)
+    result = invoke(run, "--prompt", "> ")
+    assert (result.exit_code, result.stdout) == (130, "> Oh ")

@@ -19,7 +19,7 @@ FLAGS = """
     --family --layers --heads --kv-heads --width --context --dropout
     --experts --top-k --expert-every --expert-hidden --shared-experts --router-scores --gates
     --capacity --router-scope --balance --router-z-loss --router-bias-rate
-    --data --tokenizer --documents --batch --micro-batches --smoothing --z-loss
+    --data --tokenizer --documents --batch --micro-batches --val-data --smoothing --z-loss
     --optimizer --lr --min-lr --warmup --schedule
     --beta1 --beta2 --epsilon --momentum --weight-decay --clip --freeze
     --steps --seed --dtype --recompute --stages --times --memory --instructions

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from command import SMALL, train, trained
+from command import SMALL, invoke, train, trained
 
 from minitrain.machine import cores
 from minitrain.train.checkpoint import files
 from minitrain.train.config.resolve import resolve
-from minitrain.train.step import Stepper
+from minitrain.train.step import Stepper, TrainingError
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -35,6 +38,7 @@ def test_a_run_writes_its_folder_and_says_what_it_did(folder: Path) -> None:
     assert (stored.model.layers, stored.model.heads, stored.run.steps) == (1, 8, 4)
     for words in (
         "run runs/0001-nano, layout dp2\n",
+        "gpt of 21,472 parameters in float32 on the CPU; 2,376 tokens",
         "held-out text in bits/byte: uniform 8.00, unigram ",
         "step 0/4  held out: ",
         "step 1/4  loss ",
@@ -42,14 +46,14 @@ def test_a_run_writes_its_folder_and_says_what_it_did(folder: Path) -> None:
         "saved runs/0001-nano/checkpoints/step-000004",
     ):
         assert result.stderr.count(words) == 1
-    *_, line, last = result.stdout.splitlines()
-    assert line.startswith("runs/0001-nano: 4 steps, held out ")
-    outcome = json.loads(last)
+    assert "\nruns/0001-nano: 4 steps, held out " in result.stderr
+    outcome = json.loads(result.stdout)
     assert outcome["run_dir"] == "runs/0001-nano"
     assert outcome["steps"] == 4
     assert 0 < outcome["val_bits_per_byte"] < 10
     assert outcome["stopped"] == 0
-    assert len(result.stdout) > 200  # the sample
+    label = "a sample (minitrain generate runs/0001-nano/checkpoints/step-000004):\n"
+    assert f"{label}(it writes no text yet)\n" in result.stderr
 
 
 def test_each_run_is_a_new_one_and_the_newest_goes_on(folder: Path) -> None:
@@ -64,11 +68,22 @@ def test_each_run_is_a_new_one_and_the_newest_goes_on(folder: Path) -> None:
     assert Path("runs/0002-nano/checkpoints/step-000006").is_dir()
 
 
-def test_a_resumed_run_may_name_its_text_again_and_change_its_layout(folder: Path) -> None:
-    trained(*SMALL, "--run-dir", "a", "--layout", "dp2")
-    result = trained("--resume", "--run-dir", "a", "--data", "text.txt", "--steps", 5)
-    assert "layout: dp1 from here on, dp2 before" in result.stderr
+def test_a_resumed_run_may_name_its_text_again_and_keeps_or_changes_its_layout(
+    folder: Path,
+) -> None:
+    trained(*SMALL, "--run-dir", "a", "--layout", "tp2,sp")
+    on = ("--resume", "--run-dir", "a")
+    result = trained(*on, "--data", "text.txt", "--steps", 5)
+    assert "run a, layout tp2,sp, going on from" in result.stderr
     assert "data.path" not in result.stderr
+    assert "layout tp2,sp," in trained(*on, "--steps", 6, "-n", 2).stderr
+    for words, layout in ((("-n", 1), "dp1"), (("--layout", "dp3"), "dp3")):
+        result = (
+            trained(*on, "--steps", 7, *words)
+            if layout == "dp1"
+            else trained(*on, "--steps", 8, *words)
+        )
+        assert f"layout: {layout} from here on, " in result.stderr
 
 
 def test_a_sharded_run_says_what_it_holds_and_goes_on_with_other_shards(folder: Path) -> None:
@@ -126,11 +141,37 @@ def test_a_fault_of_ours_keeps_its_traceback_and_ends_all_ranks_at_once(
     assert "ValueError: operands could not be broadcast\nraised by rank 1\n" in result.stderr
 
 
+def test_the_way_on_is_told_and_leads_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a stop, after a checkpoint's path, and after a failure; not where there is none."""
+    step = Stepper.step
+
+    def stopped(stepper: Stepper, batch: Any) -> Any:
+        if batch.step == 1 and stepper.model.mesh.world.rank == 0:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            time.sleep(0.3)  # for that thread to hear it
+        if batch.step == 3:
+            raise TrainingError("Lower --lr")
+        return step(stepper, batch)
+
+    monkeypatch.setattr(Stepper, "step", stopped)
+    result = train(*SMALL, "--save-every", 2, "--run-dir", "a b", "--layout", "tp2")
+    assert result.exit_code == 130
+    line = "go on with: minitrain train --resume --run-dir 'a b'"
+    assert line == result.stdout.splitlines()[-1]
+    for below in ("checkpoints/step-000002", "checkpoints"):
+        refused = train("--resume", "--run-dir", f"a b/{below}")
+        assert refused.stderr.endswith(f"of a run; give --run-dir '{folder}/a b'\n")
+    failed = invoke(*shlex.split(line)[4:])
+    assert failed.exit_code == 1
+    assert "going on from step-000002" in failed.stderr
+    assert failed.stderr.endswith(": Lower --lr; --resume goes on from the last checkpoint\n")
+
+
 def test_a_gradient_that_is_not_finite_is_one_line_and_status_1(folder: Path) -> None:
     result = train(*SMALL, "--lr", 1e30, "--warmup", 0, "--optimizer", "sgd", "--clip", "none")
     assert result.exit_code == 1
     assert "no weight was changed" in result.stderr.splitlines()[-1]
-    assert "Lower --lr" in result.stderr.splitlines()[-1]
+    assert result.stderr.endswith("Lower --lr\n")  # and no word of a checkpoint: there is none
 
 
 def test_a_full_disk_is_one_line_and_status_1(
@@ -194,3 +235,20 @@ def test_a_resumed_run_has_as_many_blas_threads_as_before(folder: Path) -> None:
     path.write_text(json.dumps(tree))
     trained("--resume", "--run-dir", "a", "--steps", 5)
     assert json.loads(Path("a/checkpoints/step-000005/manifest.json").read_text())["blas"] == 2
+
+
+def test_the_configuration_is_printed_as_a_file_that_can_be_read(folder: Path) -> None:
+    """And nothing is made."""
+    args = (*SMALL, "--lr", 3e-4, "--print-config")
+    Path("mine.toml").write_text(trained(*args).stdout)
+    assert resolve(file="mine.toml").optimizer.lr == 3e-4
+    assert json.loads(trained(*args, "--json").stdout)["run.steps"] == 4
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("mode", ["local", "async"])
+def test_ranks_that_step_apart_go_on_as_many_as_before(folder: Path, mode: str) -> None:
+    trained(*SMALL, "--run-dir", "a", "--layout", "dp2", "--sync", mode)
+    assert (
+        "run a, layout dp2, going on" in trained("--resume", "--run-dir", "a", "--steps", 5).stderr
+    )

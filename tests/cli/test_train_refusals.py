@@ -70,7 +70,7 @@ REFUSED = [
     (["--config", "empty.toml"], "sets nothing"),
     (["--config", "twice.toml"], "may be given once only"),
     (["--config", "bare"], "cannot be read: Is a directory"),
-    (["--preset", "nanno"], "'nanno' is not one of 'cpu', 'nano'"),
+    (["--preset", "nanno"], "unknown preset 'nanno'; did you mean nano?"),
     (["--lr", "nan"], "--lr: optimizer.lr = nan must be a finite number above 0"),
     (["--lr", "-1"], "optimizer.lr = -1.0"),
     (["--steps", "0"], "run.steps = 0 must be a whole number of at least 1"),

@@ -39,7 +39,7 @@ def invoke(*args: Any) -> Result:
 
 
 def verdicts(result: Result) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    found: dict[str, Any] = json.loads(result.stdout)
     return found
 
 
@@ -49,13 +49,12 @@ def test_equal_layouts_are_status_0() -> None:
     found = verdicts(result)
     assert found["ok"] is True
     assert [row["layout"] for row in found["rows"]] == ["dp1", "dp2", "dp3"]
-    for row, line in zip(found["rows"], result.stdout.splitlines(), strict=False):
+    for row, line in zip(found["rows"], result.stderr.splitlines(), strict=True):
         assert row["ok"] is True
         assert row["worst"].keys() >= {"tensor", "error", "bound"}
         assert 0 <= row["worst"]["error"] <= row["worst"]["bound"] <= 1e-4
         assert row["first_wrong"] is None
         assert line.startswith(f"{row['layout']}: equal (")
-    assert result.stderr == ""
 
 
 def test_without_arguments_some_layouts_are_verified() -> None:
@@ -74,7 +73,7 @@ def test_a_mixture_tells_the_smallest_gap_between_scores() -> None:
     [row] = verdicts(result)["rows"]
     assert row["ok"]
     assert 1e-12 < row["top_k_gap"] < 1e-2
-    assert f"; smallest top-k gap {row['top_k_gap']:.1e})" in result.stdout
+    assert f"; smallest top-k gap {row['top_k_gap']:.1e})" in result.output
     assert verdicts(invoke("dp1", "--steps", 1, "--json"))["rows"][0]["top_k_gap"] is None
 
 
@@ -112,7 +111,7 @@ def test_a_fault_is_status_1_and_the_first_wrong_tensor_is_named(fault: str, ten
     assert row["ok"] is False
     assert row["first_wrong"]["tensor"] == tensor
     assert row["worst"]["error"] > row["worst"]["bound"]
-    line = result.stdout.splitlines()[1]
+    line = result.stderr.splitlines()[1]
     assert line.startswith("dp2: DIFFERENT, ")
     assert f"first: {tensor} on rank 0 at [" in line
     assert " instead of " in line
@@ -127,7 +126,7 @@ def test_json_tells_where_the_first_wrong_tensor_is_and_what_is_wrong() -> None:
     assert len(row["global_index"]) == len(first["index"]) == 2
     assert row["diagnosis"]["kind"] == "scaled"
     assert "dp is 2 and tp is 2" in row["diagnosis"]["text"]
-    assert row["diagnosis"]["text"] in result.stdout.splitlines()[0]
+    assert row["diagnosis"]["text"] in result.stderr
     assert sum(row["wrong"]["by_rank"].values()) == sum(row["wrong"]["by_kind"].values())
     assert row["wrong"]["by_kind"]["gradient"] > row["wrong"]["by_kind"]["norm"] == 8
 
@@ -181,7 +180,7 @@ def test_an_infinite_error_is_a_number_in_json(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Stepper, "step", broken)
     result = invoke("dp2", "--steps", 1, "--json")
     assert result.exit_code == 1
-    last = result.stdout.splitlines()[-1]
+    last = result.stdout
     assert "Infinity" not in last
     assert "NaN" not in last
     assert verdicts(result)["rows"][0]["worst"]["error"] > 1e300
@@ -228,7 +227,7 @@ def test_a_crash_is_status_3_with_its_traceback(monkeypatch: pytest.MonkeyPatch)
     assert found["ok"] is False
     assert [row["ok"] for row in found["rows"]] == [True, False, True]
     assert found["rows"][1]["broken"] == "ZeroDivisionError: the reason"
-    assert "dp2: BROKEN, ZeroDivisionError: the reason" in result.stdout
+    assert "dp2: BROKEN, ZeroDivisionError: the reason" in result.stderr
 
 
 def test_a_hang_is_status_3_with_who_waits_for_what(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,13 +46,14 @@ OTHER: dict[str, tuple[Any, dict[str, Any]]] = {
     "mixture.bias_rate": (0.5, {"experts": 4}),
     "data.path": ("two.txt", {}),
     "data.tokenizer": ("one.json", {}),
+    "data.val_path": ("two.txt", {}),
     "data.batch": (4, {}),
     "data.micro_batches": (2, {}),
     "loss.smoothing": (0.2, {}),
     "loss.z_loss": (0.1, {}),
     "optimizer.name": ("sgd", {}),
     "optimizer.lr": (2e-2, {}),
-    "optimizer.min_lr": (1e-3, {"warmup": 1}),
+    "optimizer.min_lr": (2e-3, {"warmup": 1}),
     "optimizer.warmup": (2, {}),
     "optimizer.schedule": ("constant", {"warmup": 1}),
     "optimizer.beta1": (0.5, {}),
@@ -94,7 +95,8 @@ def effect(
         calls.append((threading.current_thread().name, linear.path))  # by rank
         return forward(linear, *args)
 
-    corpus = Corpus.load(given.data.path, given.model.context, given.data.tokenizer)
+    data = given.data
+    corpus = Corpus.load(data.path, given.model.context, data.tokenizer, held_out=data.val_path)
     run = Run(given, Layout.parse(layout), corpus, RunFolder(Path(name)), None)
     with monkeypatch.context() as patch:
         patch.setattr(Linear, "forward", counted)
@@ -158,7 +160,7 @@ def test_parts_are_made_of_their_options() -> None:
     assert optimizer_of(given.optimizer) == AdamW(0.5, 0.75, 0.125, 0.25)
     rates = [schedule_of(config(lr=0.5, warmup=2, min_lr=0.125)).rate(k) for k in (1, 2, 20, 99)]
     assert rates == [0.25, 0.5, 0.125, 0.125]
-    given = config(lr=0.1, warmup=2, min_lr=0.7, schedule="constant")
+    given = config(lr=0.1, warmup=2, schedule="constant")
     assert [schedule_of(given).rate(k) for k in (1, 2, 3, 20, 99)] == [0.05, 0.1, 0.1, 0.1, 0.1]
     sizes = model_of(config(layers=3, heads=4, width=16, context=5), vocab=77).config
     assert (sizes.vocab, sizes.layers, sizes.heads, sizes.width, sizes.context) == (77, 3, 4, 16, 5)

@@ -210,7 +210,9 @@ def test_a_run_that_is_done_or_was_never_begun_is_refused(tmp_path: Path) -> Non
     folder.create(to_toml(config()), new=True)
     with pytest.raises(FolderError, match="has no checkpoint to go on from"):
         resumed(folder, [], {})
-    with pytest.raises(FolderError, match="has done 10 of its 10 steps; give --steps above 10"):
+    with pytest.raises(
+        FolderError, match="done 10 steps, and 10 are asked for; give --steps above"
+    ):
         resumed(stored(tmp_path / "done", steps=10), [], {})
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from minitrain.array import Array, accumulator, from_host, namespace
 from minitrain.comm.group import Group
+from minitrain.layout import Layout
 from minitrain.machine import blas_threads_now
 from minitrain.nn.config import to_values as config_values
 from minitrain.parallel.placement import Placement
@@ -25,7 +26,7 @@ from minitrain.train.step import Stepper
 
 def save(
     stepper: Stepper, folder: Path, step: int, config: RunConfig, corpus: Corpus,
-    apart: Group | None = None,
+    apart: Group | None = None, layout: Layout | None = None,
 ) -> Path | None:  # fmt: skip
     """Write a checkpoint of a run: each distinct piece once, by the first rank that holds it.
 
@@ -33,6 +34,7 @@ def save(
 
     Args:
         apart: ranks with the same weights, each with a stepper and an optimizer's state of its own.
+        layout: of the run, where this model's ranks are but some of it; None: the model's.
 
     Raises:
         TrainingError: on all ranks alike, a weight that is not finite; nothing is written then.
@@ -50,7 +52,7 @@ def save(
         about = Manifest(
             step=step,
             updates=stepper.updates,
-            layout=str(model.mesh.layout),
+            layout=str(layout or model.mesh.layout),
             model=config_values(model.module.config),
             text=corpus.digest,
             tokenizer=corpus.tokenizer.spec,
@@ -92,15 +94,22 @@ def resume(stepper: Stepper, path: Path, apart: Group | None = None) -> int:
         if holding.part is not None:
             own = _apart(key, apart.rank if apart else 0)
             key = own if own in manifest.arrays else key
-            whole = files.read(path, manifest, key).astype(holding.dtype, copy=False)
-            piece = holding.placement.cut(whole, model.mesh.coordinates)
-            holding.part[...] = from_host(piece, namespace(holding.part))
+            holding.fill(files.read(path, manifest, key), model.mesh.coordinates)
     model.publish()
     stepper.updates = manifest.updates
     if stepper.loss_scale is not None and manifest.loss_scale is not None:
         with reading(path):
             stepper.loss_scale.restore(manifest.loss_scale)
     return manifest.step
+
+
+def begin_with(stepper: Stepper, weights: Mapping[str, Array]) -> None:
+    """Fill a new run's weights from whole ones by global name."""
+    for name, holding in _holdings(stepper).items():
+        kind, _, name = name.partition("/")
+        if kind == "weights" and holding.part is not None:
+            holding.fill(weights[name], stepper.model.mesh.coordinates)
+    stepper.model.publish()
 
 
 class _Holding(NamedTuple):
@@ -111,6 +120,12 @@ class _Holding(NamedTuple):
     placement: Placement
     dtype: Any
     part: Array | None
+
+    def fill(self, whole: Array, at: Mapping[str, int]) -> None:
+        """Take this rank's part of a whole array."""
+        assert self.part is not None
+        piece = self.placement.cut(whole.astype(self.dtype, copy=False), at)
+        self.part[...] = from_host(piece, namespace(self.part))
 
 
 def _holdings(stepper: Stepper) -> dict[str, _Holding]:

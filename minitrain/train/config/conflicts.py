@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
@@ -27,10 +27,10 @@ def conflicts(config: RunConfig) -> Iterator[str]:
             f"model.kv_heads = {model.kv_heads} is for a llama, but model.family = {model.family}; "
             "leave it out, or take --family llama"
         )
-    if optimizer.min_lr > optimizer.lr and optimizer.schedule != "constant":
+    if optimizer.last_lr > optimizer.lr and optimizer.schedule != "constant":
         yield (
             f"optimizer.min_lr = {optimizer.min_lr} is above optimizer.lr = {optimizer.lr}; "
-            f"lower min_lr to {optimizer.lr} or less, or take --schedule constant"
+            f"lower min_lr to {optimizer.lr} or less, or leave it out for a tenth of that"
         )
     if data.micro_batches > data.batch:
         yield (
@@ -96,6 +96,29 @@ def _mixture_conflicts(config: RunConfig) -> Iterator[str]:
             f"mixture.experts = {mixture.experts}: gates consider the tokens of all ranks, which "
             f"--sync {mode} lets run apart; leave experts out, or take --sync sync"
         )
+
+
+# Option -> the option beside it and the value of that with which it means nothing.
+_IDLE = {
+    "optimizer.beta1": ("optimizer.name", "sgd"),
+    "optimizer.beta2": ("optimizer.name", "sgd"),
+    "optimizer.epsilon": ("optimizer.name", "sgd"),
+    "optimizer.momentum": ("optimizer.name", "adamw"),
+    "optimizer.min_lr": ("optimizer.schedule", "constant"),
+}
+
+
+def idle(config: RunConfig, asked: Collection[str]) -> Iterator[str]:
+    """Of the options that somebody asks for, by key: those that mean nothing in this run."""
+    for key in asked:
+        beside, value = _IDLE.get(key, ("", ""))
+        if beside and _at(config, beside) == value:
+            yield f"{key} means nothing where {beside} = {value}; leave one of the two out"
+
+
+def _at(config: RunConfig, key: str) -> object:
+    section, name = key.split(".")
+    return getattr(getattr(config, section), name)
 
 
 def _llama_conflicts(model: ModelSection) -> Iterator[str]:

@@ -14,6 +14,7 @@ from types import NoneType
 from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
 from minitrain.errors import UserError
+from minitrain.layout import did_you_mean
 from minitrain.schedules import instruction
 from minitrain.schedules.times import read_times
 
@@ -140,7 +141,9 @@ class Option:
         return finite and self.rule.holds(value)
 
     def _hint(self, value: Any) -> str:
-        """Why a value that looks right is not: a quoted number, 10.0 for 10."""
+        """Why a value that looks right is not: a quoted number, 10.0 for 10, fp16."""
+        if self.choices and isinstance(value, str):
+            return did_you_mean(value.replace("fp", "float"), self.choices)
         if isinstance(value, str) and type(self.read(value)) is self.kind is not str:
             return "; it is quoted text, so leave out the quotes"
         if self.kind is int and isinstance(value, float) and value.is_integer():

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from minitrain.layout import did_you_mean
-from minitrain.train.config.conflicts import conflicts
+from minitrain.train.config.conflicts import conflicts, idle
 from minitrain.train.config.option import ConfigError
 from minitrain.train.config.sections import OPTIONS, RunConfig
 from minitrain.train.config.sources import from_file, from_flags, from_set, write
@@ -24,7 +24,10 @@ _NANO = {
     "model.context": 16,
     "data.batch": 24,
 }
-PRESETS: dict[str, dict[str, Any]] = {"cpu": {}, "nano": _NANO}
+PRESETS: dict[str, dict[str, Any]] = {"small": {}, "nano": _NANO}
+DEFAULT = "small"
+ALIASES = {"cpu": "small"}
+"""Older names of presets."""
 
 
 def resolve(
@@ -36,7 +39,7 @@ def resolve(
     """The configuration that preset, file, sets and flags give; the later ones win.
 
     Args:
-        preset: a name of PRESETS; `cpu` where None.
+        preset: a name of PRESETS, or an alias; DEFAULT where None.
         file: a TOML file of sections, such as the config.toml of a run.
         sets: texts such as "optimizer.lr=1e-4".
         flags: values or texts by `Option.flag`, such as {"lr": "1e-4"}. A None is not given;
@@ -46,12 +49,35 @@ def resolve(
         ConfigError: one line with the key, the value and where it came from, or every
             broken rule between values.
     """
-    given = dict(_from_preset(preset or "cpu"))
+    given = dict(PRESETS[preset_called(preset)])
     if file is not None:
         given |= from_file(Path(file), OPTIONS)
+    said = asked(sets, flags)
+    config = from_values(given | said)
+    if problems := list(idle(config, said)):
+        raise ConfigError("; ".join(problems))
+    return config
+
+
+def asked(sets: Iterable[str] = (), flags: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The values by key that sets and flags give; see `resolve`."""
+    said: dict[str, Any] = {}
     for text in sets:
-        given |= from_set(text, OPTIONS)
-    return from_values(given | from_flags(flags or {}, OPTIONS))
+        said |= from_set(text, OPTIONS)
+    return said | from_flags(flags or {}, OPTIONS)
+
+
+def preset_called(name: str | None) -> str:
+    """The name in PRESETS that a name or an alias means; DEFAULT where None.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    name = ALIASES.get(name or DEFAULT, name or DEFAULT)
+    if name not in PRESETS:
+        hint = did_you_mean(name, PRESETS) or f"; there are {', '.join(PRESETS)}"
+        raise ConfigError(f"--preset: unknown preset {name!r}{hint}")
+    return name
 
 
 def check(config: RunConfig) -> None:
@@ -111,10 +137,3 @@ def _build(given: Mapping[str, Any]) -> RunConfig:
         group = dataclasses.replace(getattr(config, section), **{name: value})
         config = dataclasses.replace(config, **{section: group})
     return config
-
-
-def _from_preset(name: str) -> dict[str, Any]:
-    if name not in PRESETS:
-        hint = did_you_mean(name, PRESETS) or f"; there are {', '.join(PRESETS)}"
-        raise ConfigError(f"--preset: unknown preset {name!r}{hint}")
-    return PRESETS[name]

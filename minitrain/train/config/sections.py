@@ -96,13 +96,17 @@ class DataSection:
         flag="data",
     )
     tokenizer: Text = _option(
-        "byte", "byte, bpe:SIZE to train one, ids:SIZE for a .bin file, or a tokenizer.json"
+        "byte",
+        "byte; bpe:SIZE, to train one; ids:SIZE, for a .bin file; or a tokenizer.json",
     )
     documents: Literal["joined", "apart"] = _option(
         "joined", "apart: nothing is predicted across the end of a file or a line of a .jsonl"
     )
     batch: Size = _option(12, "sequences of a step, over all ranks, drawn with replacement")
     micro_batches: Size = _option(1, "parts of the batch, computed one after the other")
+    val_path: Text | None = _option(
+        None, "text to hold out, as --data is given; none: the last tenth of that", flag="val_data"
+    )
 
 
 @dataclass(frozen=True)
@@ -124,8 +128,8 @@ class OptimizerSection:
 
     name: Literal["adamw", "sgd"] = _option("adamw", "which optimizer", flag="optimizer")
     lr: Positive = _option(1e-3, "peak learning rate")
-    min_lr: NotNegative = _option(
-        1e-4, "learning rate at the last step; a constant one stays at lr"
+    min_lr: NotNegative | None = _option(
+        None, "learning rate at the last step; none: a tenth of lr; a constant one stays at lr"
     )
     warmup: Natural = _option(100, "steps over which the learning rate rises to its peak")
     schedule: Literal["cosine", "linear", "constant", "wsd"] = _option(
@@ -140,6 +144,11 @@ class OptimizerSection:
     frozen: Text | None = _option(
         None, "parameters that are not trained, such as embedding.*,blocks.0.*", flag="freeze"
     )
+
+    @property
+    def last_lr(self) -> float:
+        """The learning rate at the last step of a schedule that falls."""
+        return self.lr / 10 if self.min_lr is None else self.min_lr
 
     @property
     def frozen_patterns(self) -> tuple[str, ...]:
@@ -216,7 +225,7 @@ class SyncSection:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """All options of a run, in sections. The defaults are the preset `cpu`."""
+    """All options of a run, in sections. The defaults are the preset `small`."""
 
     model: ModelSection = ModelSection()
     mixture: MixtureSection = MixtureSection()

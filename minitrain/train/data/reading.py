@@ -10,7 +10,7 @@ import json
 import os
 import stat
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
@@ -32,14 +32,26 @@ class Text(NamedTuple):
         content: its bytes.
         notes: one line each on how they came together.
         sources: the files that count: name below the folder (or the file's own) -> CRC-32.
-        starts: where in the content each document but the first begins; a newline ends the one
-            before.
+        documents: files, or lines of .jsonl files as FILE:LINE, in order; with how many bytes each.
+            A newline lies between two.
     """
 
     content: bytes
     notes: list[str]
     sources: Mapping[str, str]
-    starts: list[int] = []  # noqa: RUF012  (never changed)
+    documents: list[tuple[str, int]]
+
+    @property
+    def starts(self) -> list[int]:
+        """Where in the content each document but the first begins."""
+        return list(accumulate(size + 1 for _, size in self.documents[:-1]))
+
+    def parts(self) -> Iterator[tuple[str, bytes]]:
+        """Each document's name and bytes."""
+        start = 0
+        for name, size in self.documents:
+            yield name, self.content[start : start + size]
+            start += size + 1
 
 
 def read_text(path: Path | None, only: Collection[str] | None = None) -> Text:
@@ -51,7 +63,7 @@ def read_text(path: Path | None, only: Collection[str] | None = None) -> Text:
     Raises:
         TextError: one line that names the text, what is wrong with it and the fix.
     """
-    text = Text(_built_in(), [], {}) if path is None else _read(path, only)
+    text = _built_in() if path is None else _read(path, only)
     if not text.content:
         raise TextError(f"{path or 'the built-in text'} is empty; {FIX}")
     return text
@@ -68,13 +80,14 @@ def once_only(path: str | Path) -> str | None:
     return next((kind for kind, holds in kinds.items() if holds(mode)), None)
 
 
-def _built_in() -> bytes:
+def _built_in() -> Text:
     """The language documentation that CPython carries: about 460 KB of English."""
     try:
         from pydoc_data.topics import topics
     except ImportError:
         raise TextError("this Python has no pydoc_data; give a text with --data FILE") from None
-    return "\n\n".join(topics[name] for name in sorted(topics)).encode()
+    content = "\n\n".join(topics[name] for name in sorted(topics)).encode()
+    return Text(content, [], {}, [("the built-in text", len(content))])
 
 
 def _read(path: Path, only: Collection[str] | None) -> Text:
@@ -82,7 +95,7 @@ def _read(path: Path, only: Collection[str] | None) -> Text:
         return _folder(path, only)
     if (kind := once_only(path)) == "a device" and str(path.resolve()) in _ENDLESS:
         raise TextError(f"{path} is {kind} without an end; {FIX}")
-    documents, crc = _file(path)
+    texts, crc = _file(path, path.name)
     notes = []
     if path.suffix.lower() in _JSON_LINES:
         notes.append(f"{path}: the texts of its lines, joined by newlines")
@@ -91,13 +104,15 @@ def _read(path: Path, only: Collection[str] | None) -> Text:
             f"{path} is {kind}, which can be read once only: to go on with this run later, give "
             "--resume the same text by --data"
         )
-    return Text(b"\n".join(documents), notes, {path.name: crc}, _starts(documents))
+    return _joined(texts, notes, {path.name: crc})
 
 
 def _folder(path: Path, only: Collection[str] | None) -> Text:
     files, left = ([path / name for name in only], []) if only else files_below(path)
-    found = [(file, *_file(file)) for file in sorted(files)]
-    kept = [each for each in found if any(each[1]) and not any(b"\0" in text for text in each[1])]
+    found = {
+        name: _file(file, name) for file in sorted(files) if (name := str(file.relative_to(path)))
+    }
+    kept = {name: each for name, each in found.items() if _has_text(each[0])}
     if not kept:
         raise TextError(f"{path} holds no text: none of its {len(found)} file(s) has any; {FIX}")
     note = f"{path}: {len(kept)} text file(s) joined by newlines in the order of their names"
@@ -107,18 +122,24 @@ def _folder(path: Path, only: Collection[str] | None) -> Text:
     notes = [f"{note}; {skipped} empty or binary left out" if skipped else note]
     if left:
         notes.append(f"{path}: left out: {shown(left)}")
-    sources = {str(file.relative_to(path)): crc for file, _, crc in kept}
-    documents = [text for _, texts, _ in kept for text in texts]
-    return Text(b"\n".join(documents), notes, sources, _starts(documents))
+    sources = {name: crc for name, (_, crc) in kept.items()}
+    return _joined([each for texts, _ in kept.values() for each in texts], notes, sources)
 
 
-def _starts(documents: list[bytes]) -> list[int]:
-    """Where documents that are joined by newlines begin, but the first."""
-    return list(accumulate(len(text) + 1 for text in documents[:-1]))
+_Documents = list[tuple[str, bytes]]
 
 
-def _file(path: Path) -> tuple[list[bytes], str]:
-    """The documents of a file, most often one, and the CRC-32 of all that it holds."""
+def _has_text(documents: _Documents) -> bool:
+    return any(text for _, text in documents) and all(b"\0" not in text for _, text in documents)
+
+
+def _joined(documents: _Documents, notes: list[str], sources: Mapping[str, str]) -> Text:
+    content = b"\n".join(text for _, text in documents)
+    return Text(content, notes, sources, [(name, len(text)) for name, text in documents])
+
+
+def _file(path: Path, name: str) -> tuple[_Documents, str]:
+    """The documents of a file, with names, and the CRC-32 of all that it holds."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -128,10 +149,11 @@ def _file(path: Path) -> tuple[list[bytes], str]:
     if stands := pointer(content):
         raise TextError(f"{path} {stands}")
     text, crc = content.removeprefix(_MARK), f"{zlib.crc32(content):08x}"
-    return (_json_lines(path, text) if path.suffix.lower() in _JSON_LINES else [text]), crc
+    lines = path.suffix.lower() in _JSON_LINES
+    return (_json_lines(path, name, text) if lines else [(name, text)]), crc
 
 
-def _json_lines(path: Path, content: bytes) -> list[bytes]:
+def _json_lines(path: Path, name: str, content: bytes) -> _Documents:
     """The texts of JSON objects, one a line; blank lines are left out."""
     texts = []
     # Not splitlines: a text may hold other characters that Python takes for the end of a line.
@@ -139,7 +161,7 @@ def _json_lines(path: Path, content: bytes) -> list[bytes]:
         if not line.strip():
             continue
         try:
-            texts.append(json.loads(line)["text"].encode("utf-8"))
+            texts.append((f"{name}:{number}", json.loads(line)["text"].encode("utf-8")))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             cut = content.endswith(line) and isinstance(error, ValueError)
             raise TextError(

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
-from minitrain.array import digest, hash_grid
-from minitrain.batch import IGNORE, Batch, Ints
+from minitrain.batch import Batch, Ints
 from minitrain.train.data.binary import is_binary, read_ids
-from minitrain.train.data.reading import TextError, read_text
+from minitrain.train.data.reading import Text, TextError, read_text
 from minitrain.train.data.tokenizer import ByteTokenizer, Ids, Tokenizer, tokenizer_of
+from minitrain.train.data.windows import batch_of, offsets, windows
 
 __all__ = ["Corpus", "TextError", "offsets"]
 
@@ -57,7 +57,7 @@ class Corpus:
     @classmethod
     def load(cls, path: str | Path | None, context: int, tokenizer: str | Tokenizer = "byte",
              only: Collection[str] | None = None, documents: str = "joined",
-             ) -> Corpus:  # fmt: skip
+             held_out: str | Path | None = None) -> Corpus:  # fmt: skip
         """Read a file, all text files below a folder, or (None) the documentation in this Python.
 
         Files that end in .jsonl are lines of JSON objects with a text; those that end in .bin are
@@ -68,6 +68,7 @@ class Corpus:
             only: the `sources` of a run that goes on: of a folder no other files are read.
             documents: joined, or apart: then no token is predicted across a document's end. Each
                 line of a .jsonl is a document, and each other file.
+            held_out: a text to hold out; the last tenth where None.
 
         Raises:
             TextError: one line that names the text, what is wrong with it and the fix; text too
@@ -76,34 +77,38 @@ class Corpus:
         """
         if path == "":
             raise TextError("--data is empty, as of a variable that is not set; name a file")
-        if path is not None and is_binary(Path(path)):
+        texts = [None if each is None else Path(each) for each in (path, held_out)]
+        binary = [each for each in texts if each is not None and is_binary(each)]
+        if binary and held_out is not None:
+            raise TextError(
+                f"{binary[0]} is token ids, and --val-data goes with texts; give --data a folder "
+                "with train.bin and val.bin instead"
+            )
+        if binary:
             if documents == "apart":
                 raise TextError(f"{path} holds ids, which don't say {_APART}")
-            corpus = cls._of_ids(Path(path), tokenizer)
+            corpus = cls._of_ids(binary[0], tokenizer)
         else:
-            place = None if path is None else Path(path)
-            corpus = cls._of_text(place, tokenizer, only, apart=documents == "apart")
+            corpus = cls._of_text(texts[0], texts[1], tokenizer, only, apart=documents == "apart")
         corpus.check(context)
         return corpus
 
     @classmethod
-    def _of_text(cls, path: Path | None, tokenizer: str | Tokenizer,
+    def _of_text(cls, path: Path | None, other: Path | None, tokenizer: str | Tokenizer,
                  only: Collection[str] | None, *, apart: bool) -> Corpus:  # fmt: skip
         name = "the built-in text" if path is None else str(path)
-        text, notes, sources, starts = read_text(path, only)
-        if apart and not starts:
+        text = read_text(path, only)
+        if apart and not text.starts:
             raise TextError(f"{name} is one document and doesn't say {_APART}")
-        start = _character(text, len(text) - len(text) // 10)
+        parts, bounds, notes = _parts(text, other)
         spec = tokenizer if isinstance(tokenizer, str) else tokenizer.spec
-        if problem := _not_utf8(name, text):
+        if problem := _not_utf8(name, text.content) or _not_utf8(str(other), parts[1]):
             if spec != ByteTokenizer.spec:
                 raise TextError(f"{problem}; use --tokenizer byte, or convert the text")
             what = "it is used byte for byte, and samples show a replacement sign"
             notes.append(f"{problem}: {what} where bytes are not text")
         if isinstance(tokenizer, str):
-            tokenizer = tokenizer_of(tokenizer, text[:start])
-        parts = text[:start], text[start:]
-        bounds = ([s for s in starts if s < start], [s - start for s in starts if s > start])
+            tokenizer = tokenizer_of(tokenizer, parts[0])
         (training, before), (held_out, after) = (
             _encoded(tokenizer, part, found if apart else [])
             for part, found in zip(parts, bounds, strict=True)
@@ -116,7 +121,7 @@ class Corpus:
             held_out=held_out,
             tokenizer=tokenizer,
             notes=tuple(notes),
-            sources=sources,
+            sources=text.sources,
             training_starts=before,
             held_out_starts=after,
         )
@@ -156,7 +161,8 @@ class Corpus:
         places = np.arange(size, dtype=np.int64) if places is None else places
         starts = offsets(seed, step, places, len(self.training) - context)
         positions = starts[:, None] + np.arange(context)  # (B, T)
-        return self._batch(positions, places, step, size)
+        part = self.training, self.training_starts
+        return batch_of(part, positions, places, step, size, self.tokenizer.vocab)
 
     def evaluation(self, context: int, batch: int) -> Iterator[Batch]:
         """Batches of windows without overlap that predict each held-out token but the first once.
@@ -167,12 +173,8 @@ class Corpus:
         or dropped, whatever the number of ranks.
         """
         self.check(context)
-        windows = math.ceil((len(self.held_out) - 1) / context)
-        for step, first in enumerate(range(0, windows, batch)):
-            rows = np.arange(first, min(first + batch, windows))
-            positions = rows[:, None] * context + np.arange(context)
-            places = np.arange(len(rows), dtype=np.int64)
-            yield self._batch(positions, places, step, len(rows), held_out=True)
+        part = self.held_out, self.held_out_starts
+        yield from windows(part, context, batch, self.tokenizer.vocab)
 
     @cached_property
     def digest(self) -> str:
@@ -191,33 +193,32 @@ class Corpus:
             return None
         return nats / math.log(2) * len(self.held_out) / len(self.held_out_text)
 
-    def _batch(self, positions: Ints, places: Ints, step: int, size: int, *,
-               held_out: bool = False) -> Batch:  # fmt: skip
-        """Tokens at the positions (B, T) and their successors as labels; IGNORE past the end, and
-        where a document begins that is apart."""
-        ids = self.held_out if held_out else self.training
-        starts = self.held_out_starts if held_out else self.training_starts
-        last = len(ids) - 1
-        tokens = ids[np.minimum(positions, last)].astype(np.int64)
-        following = ids[np.minimum(positions + 1, last)].astype(np.int64)
-        begins = np.searchsorted(starts, positions + 2) > np.searchsorted(starts, positions + 1)
-        labels = np.where((positions < last) & ~begins, following, IGNORE)
-        made = Batch(tokens, labels, places, step, size)
-        made.check(self.tokenizer.vocab)
-        return made
+
+def _parts(
+    text: Text, held_out: Path | None
+) -> tuple[tuple[bytes, bytes], tuple[list[int], list[int]], list[str]]:
+    """What is trained on and what is held out, where documents begin in each, and notes on both."""
+    if held_out is not None:
+        other = read_text(held_out)
+        return (text.content, other.content), (text.starts, other.starts), text.notes + other.notes
+    content, notes = text.content, list(text.notes)
+    start = _character(content, len(content) - len(content) // 10)
+    if len(text.sources) > 1:
+        names = _from(text, start)
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        notes.append(f"held out, as the last tenth: {', '.join(names[:3])}{more}")
+    bounds = [s for s in text.starts if s < start], [s - start for s in text.starts if s > start]
+    return (content[:start], content[start:]), bounds, notes
 
 
-def offsets(seed: int, step: int, places: Ints, count: int) -> Ints:
-    """Numbers below `count` (B,), each a pure function of (seed, step, its place).
-
-    Two 32-bit hashes make 64 bits: texts above 4 GB are reached to their end, and the remainder
-    favours low offsets by less than count / 2**64.
-    """
-    key = digest("sample", seed)
-    steps = np.array([step])
-    high, low = (hash_grid(part, steps, places).astype(np.uint64) for part in (key >> 64, key))
-    drawn: Ints = (((high << np.uint64(32)) | low) % np.uint64(count)).astype(np.int64)
-    return drawn
+def _from(text: Text, start: int) -> list[str]:
+    """The documents that reach beyond a place; the first one perhaps with its end alone."""
+    names, end = [], 0
+    for name, size in text.documents:
+        begin, end = end, end + size + 1
+        if start < end - 1:
+            names.append(name if begin >= start else f"the end of {name}")
+    return names
 
 
 def _encoded(tokenizer: Tokenizer, text: bytes, starts: list[int]) -> tuple[Ids, Ids]:

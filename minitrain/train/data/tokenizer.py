@@ -153,3 +153,9 @@ def show(text: bytes, encoding: str | None = "utf-8") -> str:
     )
     encoding = encoding or "ascii"
     return plain.encode(encoding, errors="replace").decode(encoding)
+
+
+def mostly_text(text: bytes) -> bool:
+    """Whether at least three of four characters are text, and no replacement signs."""
+    shown = show(text)
+    return 4 * shown.count("\N{REPLACEMENT CHARACTER}") <= len(shown)

@@ -96,16 +96,18 @@ def test_none_is_written_over_a_preset_that_has_a_value(tmp_path: Path) -> None:
 
 
 def test_presets() -> None:
-    assert resolve() == resolve("cpu") == RunConfig()
-    cpu, nano = resolve("cpu"), resolve("nano")
-    assert (cpu.model, cpu.data.batch) == (ModelSection("gpt", 4, 4, None, 128, 64, 0.0), 12)
+    assert resolve() == resolve("small") == resolve("cpu") == RunConfig()
+    small, nano = resolve("small"), resolve("nano")
+    assert (small.model, small.data.batch) == (ModelSection("gpt", 4, 4, None, 128, 64, 0.0), 12)
     assert (nano.model, nano.data.batch) == (ModelSection("gpt", 4, 8, None, 32, 16, 0.0), 24)
-    assert nano.optimizer == cpu.optimizer == OptimizerSection("adamw", 1e-3, 1e-4, 100)
-    assert (cpu.optimizer.beta1, cpu.optimizer.beta2, cpu.optimizer.epsilon) == (0.9, 0.99, 1e-8)
-    assert (cpu.optimizer.weight_decay, cpu.optimizer.clip) == (0.1, 1.0)
-    assert cpu.optimizer.schedule == "cosine"
-    assert nano.loss == cpu.loss == LossSection(smoothing=0.0, z_loss=0.0)
-    assert cpu.run.steps == 2000
+    assert nano.optimizer == small.optimizer == OptimizerSection("adamw", 1e-3, None, 100)
+    assert small.optimizer.last_lr == 1e-4
+    adam = small.optimizer.beta1, small.optimizer.beta2, small.optimizer.epsilon
+    assert adam == (0.9, 0.99, 1e-8)
+    assert (small.optimizer.weight_decay, small.optimizer.clip) == (0.1, 1.0)
+    assert small.optimizer.schedule == "cosine"
+    assert nano.loss == small.loss == LossSection(smoothing=0.0, z_loss=0.0)
+    assert small.run.steps == 2000
 
 
 def test_a_flag_wins_over_set_over_file_over_preset(tmp_path: Path) -> None:
@@ -237,7 +239,7 @@ def test_unreadable_files_are_refused(tmp_path: Path) -> None:
     ("sources", "words"),
     [
         ({"preset": "nanno"}, "--preset: unknown preset 'nanno'; did you mean nano?"),
-        ({"preset": "x"}, "there are cpu, nano"),
+        ({"preset": "x"}, "there are small, nano"),
         ({"sets": ["optimizer.lr"]}, "--set optimizer.lr has no value"),
         ({"sets": ["lr=1"]}, "--set: unknown key 'lr'; did you mean optimizer.lr?"),
         ({"sets": ["zzz=1"]}, "a key is section.name, such as model.family"),
@@ -292,7 +294,7 @@ def test_two_fields_with_one_flag_are_a_mistake() -> None:
 
 
 def test_every_option_has_help_and_a_legal_default() -> None:
-    assert len(OPTIONS) == 57
+    assert len(OPTIONS) == 58
     for option in OPTIONS.values():
         assert option.help
         assert "\n" not in option.help

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from minitrain.train.data.reading import read_text
 from minitrain.train.data.text import Corpus, TextError
 from minitrain.train.data.tokenizer import IdTokenizer, TokenizerError
 
@@ -188,3 +189,14 @@ def test_other_refusals(tmp_path: Path) -> None:
     np.zeros(100, "<u2").tofile(tmp_path / "ids.bin")
     with pytest.raises(TokenizerError, match="bpe:300 is trained on a text, and there is none"):
         Corpus.load(tmp_path / "ids.bin", 4, "bpe:300")
+
+
+def test_documents_are_files_and_lines_and_make_up_the_text(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"one\ntwo\n")
+    (tmp_path / "b.jsonl").write_bytes(b'{"text": "x\\n"}\n\n{"text": ""}\n{"text": "y"}\n')
+    (tmp_path / "c.txt").write_bytes(b"end")
+    text = read_text(tmp_path)
+    parts = [("a.txt", b"one\ntwo\n"), ("b.jsonl:1", b"x\n"), ("b.jsonl:3", b""),
+             ("b.jsonl:4", b"y"), ("c.txt", b"end")]  # fmt: skip
+    assert list(text.parts()) == parts
+    assert text.content == b"\n".join(part for _, part in parts)
