@@ -73,7 +73,7 @@ def test_a_mixture_tells_the_smallest_gap_between_scores() -> None:
     [row] = verdicts(result)["rows"]
     assert row["ok"]
     assert 1e-12 < row["top_k_gap"] < 1e-2
-    assert f"; smallest top-k gap {row['top_k_gap']:.1e})" in result.stdout
+    assert f"; smallest top-k gap {row['top_k_gap']:.1e})" in result.output
     assert verdicts(invoke("dp1", "--steps", 1, "--json"))["rows"][0]["top_k_gap"] is None
 
 

@@ -75,29 +75,6 @@ def _sync_conflicts(config: RunConfig) -> Iterator[str]:
             )
 
 
-# Option -> the option beside it and the value of that with which it means nothing.
-_IDLE = {
-    "optimizer.beta1": ("optimizer.name", "sgd"),
-    "optimizer.beta2": ("optimizer.name", "sgd"),
-    "optimizer.epsilon": ("optimizer.name", "sgd"),
-    "optimizer.momentum": ("optimizer.name", "adamw"),
-    "optimizer.min_lr": ("optimizer.schedule", "constant"),
-}
-
-
-def idle(config: RunConfig, asked: Collection[str]) -> Iterator[str]:
-    """Of the options that somebody asks for, by key: those that mean nothing in this run."""
-    for key in asked:
-        beside, value = _IDLE.get(key, ("", ""))
-        if beside and _at(config, beside) == value:
-            yield f"{key} means nothing where {beside} = {value}; leave one of the two out"
-
-
-def _at(config: RunConfig, key: str) -> object:
-    section, name = key.split(".")
-    return getattr(getattr(config, section), name)
-
-
 def _mixture_conflicts(config: RunConfig) -> Iterator[str]:
     mixture, mode = config.mixture, config.sync.mode
     if mixture.experts is None:
@@ -119,6 +96,29 @@ def _mixture_conflicts(config: RunConfig) -> Iterator[str]:
             f"mixture.experts = {mixture.experts}: gates consider the tokens of all ranks, which "
             f"--sync {mode} lets run apart; leave experts out, or take --sync sync"
         )
+
+
+# Option -> the option beside it and the value of that with which it means nothing.
+_IDLE = {
+    "optimizer.beta1": ("optimizer.name", "sgd"),
+    "optimizer.beta2": ("optimizer.name", "sgd"),
+    "optimizer.epsilon": ("optimizer.name", "sgd"),
+    "optimizer.momentum": ("optimizer.name", "adamw"),
+    "optimizer.min_lr": ("optimizer.schedule", "constant"),
+}
+
+
+def idle(config: RunConfig, asked: Collection[str]) -> Iterator[str]:
+    """Of the options that somebody asks for, by key: those that mean nothing in this run."""
+    for key in asked:
+        beside, value = _IDLE.get(key, ("", ""))
+        if beside and _at(config, beside) == value:
+            yield f"{key} means nothing where {beside} = {value}; leave one of the two out"
+
+
+def _at(config: RunConfig, key: str) -> object:
+    section, name = key.split(".")
+    return getattr(getattr(config, section), name)
 
 
 def _llama_conflicts(model: ModelSection) -> Iterator[str]:
