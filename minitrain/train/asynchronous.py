@@ -19,16 +19,8 @@ from minitrain.batch import Batch
 from minitrain.comm.group import Group
 from minitrain.layout import Layout, LayoutError
 from minitrain.parallel import ParallelModel
-from minitrain.parallel.async_data import (
-    Applied,
-    Links,
-    Push,
-    Server,
-    VirtualClock,
-    Worker,
-    serve_worker,
-    work,
-)
+from minitrain.parallel.async_data import Applied, Push, Server, Worker, work
+from minitrain.parallel.async_links import Links, VirtualClock, serve_worker
 from minitrain.parallel.data import Shares
 from minitrain.parallel.mesh import Mesh
 from minitrain.train.config.sections import RunConfig, SyncSection

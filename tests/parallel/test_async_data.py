@@ -12,15 +12,8 @@ from hypothesis import strategies as st
 
 from minitrain.comm import Group, run_ranks
 from minitrain.comm.operation import first_done
-from minitrain.parallel.async_data import (
-    Applied,
-    Links,
-    Push,
-    Server,
-    VirtualClock,
-    serve_worker,
-    work,
-)
+from minitrain.parallel.async_data import Applied, Push, Server, work
+from minitrain.parallel.async_links import Links, VirtualClock, serve_worker
 
 SIZE = 6
 
