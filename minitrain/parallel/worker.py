@@ -71,7 +71,7 @@ class Worker:
         """From the next step on, do what a schedule of as many micro-batches tells this rank."""
         self.turns = turns_of(schedule, self.boundaries.group.rank)
 
-    def run(self, parts: list[Part], tokens: int, scale: float) -> float:
+    def run(self, parts: list[Part], scale: float, tokens: int = 0) -> float:
         """Forward and backward of all parts: this rank's share of the loss; gradients are sums.
 
         Args:
@@ -222,7 +222,7 @@ class ParallelModel:
         for router in self.routers.values():
             router.begin()
         tokens = batch.size * batch.tokens.shape[1] if parts[0].total else 0
-        loss = self.worker.run(parts, tokens, scale)
+        loss = self.worker.run(parts, scale, tokens)
         if scale != 1:
             self.stepped.scale(1 / scale)
         return Loss(self._sum(loss), parts[0].total)

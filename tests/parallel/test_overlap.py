@@ -80,7 +80,7 @@ def diary(group: Group, monkey: pytest.MonkeyPatch, keep: bool) -> list[str]:
         started = Gatherer._start
 
         def start(gatherer: Gatherer, parameter: Any, *rest: Any) -> Any:
-            if gatherer.group.rank == 0:
+            if gatherer.mesh["shard"].rank == 0:
                 notes.append(f"gather {parameter.name}")
             return started(gatherer, parameter, *rest)
 
