@@ -85,16 +85,13 @@ def parallelize(
     Raises:
         UserError: a setting that is none; ranks that were given different ones, or weights; a model
             that has been taken apart before.
-        LayoutError: a layout that does not fit the model, or needs a strategy that isn't there
-            yet; a module that is in no table of cuts, on a layout that would cut it.
+        LayoutError: a layout that does not fit the model; a module that is in no table of cuts, on
+            a layout that would cut it.
     """
     settings = f"{dtype=}, {micro_batches=}, {bucket=}, {recompute=}"
     _check_settings(dtype, micro_batches, bucket, recompute)
     schedules = "" if schedule is None else words_of(schedule)
-    if schedule is None:
-        schedule = schedule_of(mesh.layout, micro_batches)
-    else:
-        check_schedule(schedule, mesh.layout, micro_batches)
+    schedule = _schedule(schedule, mesh.layout, micro_batches)
     weights = weights_digest(model) if mesh.world.size > 1 else ""
     model, table, chunks = _declared(model, mesh, micro_batches, stages, frozen)
     _check_biases(model.config, mesh.layout, dtype)
@@ -106,16 +103,13 @@ def parallelize(
     for name, parameter in parameters.items():
         parameter.placement, parameter.state = table[name].placement, table[name].state
         parameter.requires_grad = parameter.state is not None
-    users = users_of(model, chunks)
-    reducer = arrays_of(parameters, table, mesh, users, bucket, dtype, xp)
+    reducer = arrays_of(parameters, table, mesh, users_of(model, chunks), bucket, dtype, xp)
     for parameter in parameters.values():
         fill(reducer, parameter, mesh, seed, xp)
     casts = reducer.lives.weights.dtype != dtype
     _bind(model, mesh, chunks, cast_to(dtype) if casts else None, reducer)
     if recompute == "full":
-        for i, block in enumerate(model.blocks):
-            if block is not None:
-                model.replace(f"blocks.{i}", RecomputedBlock(block))
+        _forget(model)
     return ParallelModel(model, mesh, table, reducer, chunks, schedule=schedule, seed=seed)
 
 
@@ -127,6 +121,14 @@ def _check_settings(dtype: str, micro_batches: int, bucket: int, recompute: str)
     for name, count in (("micro_batches", micro_batches), ("bucket", bucket)):
         if not isinstance(count, int) or count < 1:
             raise UserError(f"{name} must be a whole number of at least 1, got {count!r}")
+
+
+def _schedule(schedule: Schedule | None, layout: Layout, micro_batches: int) -> Schedule:
+    """The given schedule, if it can be run; the layout's if there is none."""
+    if schedule is None:
+        return schedule_of(layout, micro_batches)
+    check_schedule(schedule, layout, micro_batches)
+    return schedule
 
 
 def _check_biases(config: Config, layout: Layout, dtype: str) -> None:
@@ -197,3 +199,10 @@ def _bind(model: Any, mesh: Mesh, chunks: Sequence[range], cast: Derive | None,
         follow(units)
         for path, unit in zip(paths, units, strict=True):
             model.replace(path, BoundUnit(modules[path], cast if cast and not gathers else unit))
+
+
+def _forget(model: Any) -> None:
+    """Let blocks keep their input alone, and run again in the backward."""
+    for i, block in enumerate(model.blocks):
+        if block is not None:
+            model.replace(f"blocks.{i}", RecomputedBlock(block))

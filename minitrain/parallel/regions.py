@@ -161,7 +161,8 @@ def _exchange(x: Array, group: Group, joined: tuple[int, list[int]],
               split: tuple[int, list[int]]) -> Array:  # fmt: skip
     axis, sizes = split
     parts = [own(x, axis, sizes, rank) for rank in range(group.size)]
-    xp, shape, (along, lengths) = namespace(x), parts[group.rank].shape, joined
+    along, lengths = normal_axis("a rank's part", x, joined[0]), joined[1]
+    xp, shape = namespace(x), parts[group.rank].shape
     # Every rank's part is as long along the other axis as the rank has of it.
     shapes = [(*shape[:along], length, *shape[along + 1 :]) for length in lengths]
     like = [xp.broadcast_to(xp.empty((), x.dtype), shape) for shape in shapes]

@@ -13,7 +13,7 @@ from small_run import arrays, config, do, records, run_of, steps_of
 from minitrain.comm import Group, run_ranks
 from minitrain.parallel.flat import Flat
 from minitrain.parallel.worker import ParallelModel
-from minitrain.train import loop
+from minitrain.train import loop, synchronised
 from minitrain.train.disk import WriteError
 from minitrain.train.folder import FolderError
 from minitrain.train.step import TrainingError
@@ -48,13 +48,13 @@ def test_a_signal_during_a_save_waits_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = run_of(tmp_path, config(save_every=2), "dp2")
-    save = loop.state.save
+    save = synchronised.state.save
 
     def saving(*args: Any) -> Any:
         run.stop.signal = signal.SIGTERM
         return save(*args)
 
-    monkeypatch.setattr(loop.state, "save", saving)
+    monkeypatch.setattr(synchronised.state, "save", saving)
     outcomes = run_ranks(2, loop.train, run)
     assert {(o.steps, o.stopped) for o in outcomes} == {(3, signal.SIGTERM)}
     assert sorted(path.name for path in run.folder.checkpoints.iterdir()) == [
@@ -152,7 +152,7 @@ def test_a_rank_that_fails_while_another_saves_does_not_hang(
     def broken(*args: Any, **more: Any) -> None:
         raise KeyError("a fault of ours")
 
-    monkeypatch.setattr(loop.state.Draft, "begin", broken)
+    monkeypatch.setattr(synchronised.state.Draft, "begin", broken)
     run = run_of(tmp_path, config(steps=2), "dp3")
     with pytest.raises(KeyError, match="a fault of ours") as caught:
         run_ranks(3, loop.train, run)
