@@ -109,12 +109,14 @@ class Reducer:
     Attributes:
         coming: terms of gradients that are on their way to this rank, oldest first; the bytes that
             they keep until then.
+        by_time: whether such terms decide when buckets start, and so time does, not the graph.
     """
 
     def __init__(self, table: Placements, plans: Mapping[str, Plan | None], mesh: Mesh, lives: Flat,
                  stepped: Stepped, *, nbytes: int = BUCKET):  # fmt: skip
         self.table, self.mesh, self.lives, self.stepped = table, mesh, lives, stepped
         self.nbytes, self.coming = nbytes, deque[tuple[Parameter, Operation, int]]()
+        self.by_time = False
         self.buckets = [
             Bucket(names, plan, self)
             for plan, alike in groupby(lives.spans, plans.__getitem__)
@@ -175,6 +177,7 @@ class Reducer:
     def expect(self, parameter: Parameter, operation: Operation, nbytes: int) -> None:
         """A term of a gradient, already summed over some ranks, is on its way (stage 3): it is
         added when it has come, in this order. What is on its way keeps at most a bucket's size."""
+        self.by_time = True
         self.coming.append((parameter, operation, nbytes))
         while len(self.coming) > 1 and sum(size for *_, size in self.coming) > self.nbytes:
             self._arrive()
@@ -210,10 +213,16 @@ class Reducer:
             bucket.wait()
 
     def _start_final(self) -> None:
-        """Start what is final and has come, in order."""
+        """Start what is final and has come, in order.
+
+        Where time decides when buckets start, nothing is waited for here: a rank that waits for
+        another one's bucket could be one that this other waits for in the backward.
+        """
         awaited = {parameter.name for parameter, *_ in self.coming}
         while self.started < len(self.open) and not self.open[self.started]:
             if not awaited.isdisjoint(self.waiting[self.started].names):
+                return
+            if self.by_time and self._full() and not self.waiting[self.stored].done:
                 return
             self._start()
 
@@ -222,8 +231,12 @@ class Reducer:
         self.waiting[self.stored].wait()
         self.stored += 1
 
+    def _full(self) -> bool:
+        """Whether as many are on their way as may be."""
+        return self.started - self.stored == IN_FLIGHT
+
     def _start(self) -> None:
-        if self.started - self.stored == IN_FLIGHT:
+        if self._full():
             self._store()
         self.waiting[self.started].start()
         self.started += 1

@@ -32,6 +32,10 @@ class UnsynchronisedLoop(Loop):
     def _end(self) -> None:
         pass
 
+    def _signal(self) -> int:
+        """What this rank has been asked to stop by; 0 for nothing."""
+        return self.task.stop.signal
+
     def _advance(self, done: int) -> tuple[int, int]:
         reached: tuple[int, int] = self.trainer.advance(done, self._next_end(done))
         return reached
@@ -47,8 +51,9 @@ class LocalLoop(UnsynchronisedLoop):
     def _stepper(self) -> Any:
         run, alone = self.task, self.group.subgroup([self.group.rank], "alone")
         stepper = self._part(Layout(), alone)
-        self.trainer = local.Trainer(self.group, run.config, stepper, self.batch,
-                                    lambda: self.task.stop.signal, self._record)  # fmt: skip
+        self.trainer = local.Trainer(
+            self.group, run.config, stepper, self.batch, self._signal, self._record
+        )
         return stepper
 
     def _loss_of(self, batch: Batch) -> Loss:
@@ -83,8 +88,9 @@ class AsyncLoop(UnsynchronisedLoop):
         def make(solo: Group) -> Stepper:
             return self._part(Layout(), solo)
 
-        self.trainer = asynchronous.Trainer(self.group, run.layout.dp, run.config, make, self.batch,
-                               lambda: self.task.stop.signal, self._record)  # fmt: skip
+        self.trainer = asynchronous.Trainer(
+            self.group, run.layout.dp, run.config, make, self.batch, self._signal, self._record
+        )
         return self.trainer.stepper
 
     def _evaluate(self, step: int) -> None:

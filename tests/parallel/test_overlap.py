@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,9 @@ from minitrain.comm import Group, run_ranks
 from minitrain.layout import Layout
 from minitrain.nn import GPTConfig, Module
 from minitrain.nn.families import declare
-from minitrain.optim import AdamW
+from minitrain.nn.mixture import MixtureConfig
+from minitrain.optim import SGD, AdamW
+from minitrain.oracle import NANO, verify
 from minitrain.oracle.reference import awkward_batches
 from minitrain.parallel import Mesh, parallelize
 from minitrain.parallel.gather import Gatherer
@@ -132,3 +135,12 @@ def test_what_can_be_hidden_is(layout: str) -> None:
         if overlap.hidden(on, off) >= 0.8:
             return
     raise AssertionError(f"{on.waited} s of {off.waited} s are still waited for")
+
+
+def test_no_rank_waits_in_the_backward_for_one_that_waits_for_it() -> None:
+    """Terms of stage 3 come when they come, so ranks start their buckets at different times: one
+    that waited there for room, with dp and cp summed apart for experts, was waited for over tp."""
+    config = replace(NANO, mixture=MixtureConfig(experts=4))
+    layout = "dp2,shard2,zero3,cp2,tp2,sp,ep2"
+    report = verify(config, layout, steps=1, batch=8, optimizers={"sgd": SGD()})
+    assert report.ok, str(report.first)
