@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -28,23 +31,26 @@ ARGUMENTS = {
 }
 
 
-def output(name: str, cwd: Path, *args: str, timeout: float = 60) -> str:
+@cache  # several tests look at one
+def output(name: str, *args: str, timeout: float = 60) -> str:
+    """What an example prints; it writes nothing else."""
     command = [sys.executable, str(FOLDER / name), *(args or ARGUMENTS.get(name, []))]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=timeout)
+    with TemporaryDirectory() as cwd:
+        done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=timeout)
+        assert os.listdir(cwd) == []
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     return done.stdout
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_runs_and_prints(name: str, tmp_path: Path) -> None:
-    assert len(output(name, tmp_path).splitlines()) >= 3
-    assert list(tmp_path.iterdir()) == []
+def test_an_example_runs_and_prints(name: str) -> None:
+    assert len(output(name).splitlines()) >= 3
 
 
-def test_asynchronous_training_does_not_wait_for_the_slow_worker(tmp_path: Path) -> None:
+def test_asynchronous_training_does_not_wait_for_the_slow_worker() -> None:
     """Synchronous: 5 steps at the pace of the slowest, 3 each."""
-    rows = [line.rsplit(maxsplit=6) for line in output("sync_vs_async.py", tmp_path).splitlines()]
+    rows = [line.rsplit(maxsplit=6) for line in output("sync_vs_async.py").splitlines()]
     speed = {row[0].strip(): float(row[-1]) for row in rows[2:]}
     assert speed["synchronous"] == pytest.approx(1 / 3, abs=0.01)
     assert speed["unbounded"] >= speed["at most 4 ahead"] >= speed["synchronous"]
@@ -54,22 +60,20 @@ def check_yuan(text: str) -> None:
     assert float(text.split()[-1]) < 1e-12
 
 
-def test_a_small_layout_of_76_layers_equals_one_device(tmp_path: Path) -> None:
-    check_yuan(output("yuan_layout.py", tmp_path))
+def test_a_small_layout_of_76_layers_equals_one_device() -> None:
+    check_yuan(output("yuan_layout.py"))
 
 
 @pytest.mark.deep
-def test_yuans_layout_equals_one_device_on_2128_ranks(tmp_path: Path) -> None:
-    text = output("yuan_layout.py", tmp_path, "dp7,pp38,tp8", timeout=1200)
+def test_yuans_layout_equals_one_device_on_2128_ranks() -> None:
+    text = output("yuan_layout.py", "dp7,pp38,tp8", timeout=1200)
     check_yuan(text)
     assert "2128 ranks" in text
     assert float(re.findall(r"([\d.]+) GiB", text)[0]) < 1.5
 
 
-def test_data_parallelism_gives_the_same_losses_and_sends_what_the_formula_says(
-    tmp_path: Path,
-) -> None:
-    text = output("data_parallel.py", tmp_path)
+def test_data_parallelism_gives_the_same_losses_and_sends_what_the_formula_says() -> None:
+    text = output("data_parallel.py")
     losses = [list(map(float, line.split()[1:])) for line in text.splitlines()[1:6]]
     assert all(one == pytest.approx(two, rel=1e-12) for one, two in losses)
     assert losses[-1][0] < losses[0][0]
@@ -77,8 +81,8 @@ def test_data_parallelism_gives_the_same_losses_and_sends_what_the_formula_says(
     assert sent == formula > 0
 
 
-def test_tensor_parallelism_shows_who_holds_what_and_what_was_sent(tmp_path: Path) -> None:
-    text = output("tensor_parallel.py", tmp_path)
+def test_tensor_parallelism_shows_who_holds_what_and_what_was_sent() -> None:
+    text = output("tensor_parallel.py")
     losses = [list(map(float, line.split()[1:])) for line in text.splitlines()[1:5]]
     assert all(one == pytest.approx(four, rel=1e-12) for one, four in losses)
     assert "attention.qkv.weight   (24, 3, 6, 4)     : : 0:2 :       : : 2:4 :" in text
@@ -87,8 +91,8 @@ def test_tensor_parallelism_shows_who_holds_what_and_what_was_sent(tmp_path: Pat
     assert all(measured == formula for measured, formula in sent)
 
 
-def test_sequence_parallelism_sends_the_same_bytes_and_holds_less(tmp_path: Path) -> None:
-    text = output("sequence_parallel.py", tmp_path)
+def test_sequence_parallelism_sends_the_same_bytes_and_holds_less() -> None:
+    text = output("sequence_parallel.py")
     losses = [list(map(float, line.split()[1:])) for line in text.splitlines()[1:4]]
     assert all(row == pytest.approx([row[0]] * 3, rel=1e-12) for row in losses)
     sent = [
@@ -99,8 +103,8 @@ def test_sequence_parallelism_sends_the_same_bytes_and_holds_less(tmp_path: Path
     assert held[1] < held[0]
 
 
-def test_context_parallelism_trains_alike_and_zigzag_shares_the_work(tmp_path: Path) -> None:
-    text = output("context_parallel.py", tmp_path)
+def test_context_parallelism_trains_alike_and_zigzag_shares_the_work() -> None:
+    text = output("context_parallel.py")
     rows = re.findall(r"^\S+ +([\d.]+)  ([\d.]+)  ([\d.]+) +(\d+) +(\d+)$", text, re.M)
     assert len(rows) == 6
     assert all(row[:3] == rows[0][:3] for row in rows)
@@ -118,7 +122,7 @@ def numbers(text: str) -> list[list[int]]:
     return [list(map(int, row.split())) for row in rows]
 
 
-def test_the_ring_adds_step_by_step_as_its_docstring_works_out(tmp_path: Path) -> None:
+def test_the_ring_adds_step_by_step_as_its_docstring_works_out() -> None:
     """The docstring's table on 3 ranks, the output on 4, and uneven segments of floats."""
     assert len((FOLDER / "ring.py").read_text("utf-8").splitlines()) <= 55
     ring: Any = runpy.run_path(str(FOLDER / "ring.py"))["ring_all_reduce"]
@@ -129,7 +133,7 @@ def test_the_ring_adds_step_by_step_as_its_docstring_works_out(tmp_path: Path) -
         return [np.concatenate(step).tolist() for step in zip(*held, strict=True)]
 
     assert numbers(ring.__doc__) == steps(3)
-    assert numbers(output("ring.py", tmp_path)) == steps(4)
+    assert numbers(output("ring.py")) == steps(4)
     assert steps(4)[-1] == [1111, 2222, 3333, 4444] * 4
 
     def uneven(size: int) -> Any:
@@ -141,9 +145,9 @@ def test_the_ring_adds_step_by_step_as_its_docstring_works_out(tmp_path: Path) -
         assert max(uneven(size)) < 1e-14
 
 
-def test_a_strategy_of_one_s_own_is_short_and_the_oracle_finds_it_equal(tmp_path: Path) -> None:
+def test_a_strategy_of_one_s_own_is_short_and_the_oracle_finds_it_equal() -> None:
     assert len((FOLDER / "add_a_strategy.py").read_text("utf-8").splitlines()) <= 40
-    text = output("add_a_strategy.py", tmp_path)
+    text = output("add_a_strategy.py")
     found = re.findall(r"^(\S+) +equal, error (\S+)$", text, re.M)
     assert [layout for layout, _ in found] == ["tp2", "tp3", "dp2,tp3"]
     assert all(0 < float(error) < 1e-13 for _, error in found)
@@ -161,9 +165,9 @@ def test_the_oracle_finds_a_strategy_of_one_s_own_that_is_wrong(
     assert "gradient norm.bias" in first.tensor
 
 
-def test_sharding_holds_what_the_formula_says_and_has_the_same_loss(tmp_path: Path) -> None:
+def test_sharding_holds_what_the_formula_says_and_has_the_same_loss() -> None:
     """Four ranks: 4Ψ; 2Ψ + 2Ψ/4; Ψ + 3Ψ/4; Ψ. Stage 1 sends what data parallelism does."""
-    rows = [line.split() for line in output("sharded.py", tmp_path).splitlines()[3:]]
+    rows = [line.split() for line in output("sharded.py").splitlines()[3:]]
     numbers = {name: [float(x) for x in values] for name, *values in rows}
     assert all(held == formula for held, formula, *_ in numbers.values())
     stages = ["dp4", "shard4,zero1", "shard4,zero2", "shard4,zero3"]
@@ -174,8 +178,8 @@ def test_sharding_holds_what_the_formula_says_and_has_the_same_loss(tmp_path: Pa
     assert losses == pytest.approx([losses[0]] * len(losses), rel=1e-12)
 
 
-def test_a_pipeline_gives_the_same_bits_and_sends_what_the_formula_says(tmp_path: Path) -> None:
-    text = output("pipeline.py", tmp_path)
+def test_a_pipeline_gives_the_same_bits_and_sends_what_the_formula_says() -> None:
+    text = output("pipeline.py")
     losses = [line.split()[1:] for line in text.splitlines() if re.match(r"\d ", line)]
     assert len(losses) == 4
     assert all(one == two for one, two in losses)
@@ -185,8 +189,8 @@ def test_a_pipeline_gives_the_same_bits_and_sends_what_the_formula_says(tmp_path
     assert sent == formula > 0
 
 
-def test_a_mixture_shows_its_models_and_where_bytes_went(tmp_path: Path) -> None:
-    text = output("mixture.py", tmp_path)
+def test_a_mixture_shows_its_models_and_where_bytes_went() -> None:
+    text = output("mixture.py")
     shares = re.findall(r"(\d\.\d+) and (\d\.\d+) of 0\.125$", text, re.M)
     assert len(shares) == 2
     assert all(float(least) < 0.125 < float(most) for most, least in shares)
