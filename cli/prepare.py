@@ -86,14 +86,19 @@ def prepare(given: ConfigSources, ranks: Ranks, run_dir: str | None, resume: boo
     notes += [*config_notes(config), *corpus.notes, *idle_stages(ranks.layout, config),
               *schedule_notes(config, ranks.layout)]  # fmt: skip
     if trace is not None:
-        if config.sync.mode != "sync":
-            raise click.UsageError(
-                f"--trace is of steps that ranks do together, but this is --sync "
-                f"{config.sync.mode}; leave one of them out"
-            )
-        trace.check(config.run.steps - (step_of(start) if start else 0))
+        _check_trace(trace, config, step_of(start) if start else 0)
     return replace(run, config=config, notes=tuple(notes), xp=xp, blas=blas, trace=trace,
                    weights=before and before.weights)  # fmt: skip
+
+
+def _check_trace(trace: TraceFile, config: RunConfig, done: int) -> None:
+    """Refuse to record steps that the run lacks, or that ranks do not do together."""
+    if config.sync.mode != "sync":
+        raise click.UsageError(
+            f"--trace is of steps that ranks do together, but this is --sync {config.sync.mode}; "
+            "leave one of them out"
+        )
+    trace.check(config.run.steps - done)
 
 
 def _check_readable_by_all(ranks: Ranks, *paths: str | None) -> None:

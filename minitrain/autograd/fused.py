@@ -229,6 +229,7 @@ def embedding(table: Tensor, ids: Any) -> Tensor:
 
 
 def check_widths(x: Tensor, *parameters: Tensor) -> None:
+    """Refuse a norm's parameters that are not as long as the last axis of x."""
     for each in parameters:
         if each.shape != x.shape[-1:]:
             raise ValueError(f"a norm of {x.shape} needs parameters {x.shape[-1:]}: {each.shape}")

@@ -145,7 +145,7 @@ class Server:
                 waiting.append((worker, message, inbox.now))
             else:
                 if message.stop and not stopping:  # all come to the clock that somebody has begun
-                    stopping, self.until = True, max(self.clocks) + 1
+                    stopping, self.until = True, min(until, max(self.clocks) + 1)
                 self._take(worker, message, held)
             for asked in [pull for pull in waiting if self._may(pull[1].clock)]:
                 waiting.remove(asked)

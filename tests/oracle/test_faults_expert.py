@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from seen import assert_seen
 
 from minitrain.nn import GPTConfig
 from minitrain.nn.mixture import MixtureConfig
@@ -51,11 +52,7 @@ def test_every_fault_of_a_mixture_is_found_and_named(name: str) -> None:
     layouts, tensor, kind = SEEN[name]
     for layout in layouts:
         report = small(layout, name)
-        assert report.first is not None
-        assert report.first.tensor == tensor
-        assert report.diagnosis is not None
-        assert report.diagnosis.kind == kind
-        assert report.worst.error > 1e-6  # no rounding: far above the bound
+        assert_seen(report, tensor, kind)
 
 
 def test_a_balance_of_a_rank_shows_without_a_drop() -> None:

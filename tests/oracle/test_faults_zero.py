@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from seen import assert_seen
 
 from minitrain.comm import Group, run_ranks
 from minitrain.layout import Layout
@@ -83,11 +84,7 @@ def test_every_fault_of_sharding_is_found_and_named(name: str) -> None:
     layouts, tensor, kind = SEEN[name]
     for layout in layouts:
         report = small(layout, name)
-        assert report.first is not None
-        assert report.first.tensor == tensor
-        assert report.diagnosis is not None
-        assert report.diagnosis.kind == kind
-        assert report.worst.error > 1e-6  # no rounding: far above the bound
+        assert_seen(report, tensor, kind)
 
 
 @pytest.mark.parametrize(

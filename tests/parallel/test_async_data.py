@@ -22,7 +22,8 @@ class Run:
     """Workers whose gradient is the mean of the weights they see plus their number, on ranks."""
 
     def __init__(self, times: Sequence[int] | None, staleness: int | None, pieces: int = 1,
-                 jitter: float = 0.0, own: bool = False):  # fmt: skip
+                 jitter: float = 0.0, own: bool = False, stop: int = 0):  # fmt: skip
+        self.stop = stop  # what the last worker hears
         self.times, self.staleness, self.jitter, self.own = times, staleness, jitter, own
         self.pieces = [slice(i * SIZE // pieces, (i + 1) * SIZE // pieces) for i in range(pieces)]
         self.applied: list[Applied] = []
@@ -39,7 +40,8 @@ class Run:
         mine = np.zeros(SIZE)
 
         def compute(clock: int) -> Push:
-            return Push(clock, np.full(SIZE, mine.mean() + group.rank + 1), 1.0, 1)
+            stop = self.stop if group.rank == group.size - 1 else 0
+            return Push(clock, np.full(SIZE, mine.mean() + group.rank + 1), 1.0, 1, stop)
 
         worker = work(0, self.pieces, mine, compute) if group.rank in ranks else None
         if group.rank:
@@ -60,7 +62,8 @@ class Run:
 
         server = Server(len(ranks), self.weights, self.pieces, self.staleness, apply,
                         self.ended.append)  # fmt: skip
-        assert server.run(links, clocks) == clocks
+        self.reached = server.run(links, clocks)
+        assert self.stop or self.reached == clocks
 
 
 def test_workers_that_take_turns_are_as_stale_as_there_are_others() -> None:
@@ -124,6 +127,17 @@ def test_a_slow_worker_is_waited_for_within_the_bound() -> None:
     assert free == [0, 1, 2, 3, 0, 1, 2, 3]
     bound = [applied.clock for applied in Run([1, 10], 1).go(2, 4).applied]
     assert bound == [0, 1, 0, 2, 1, 3, 2, 3]
+
+
+@pytest.mark.parametrize(("times", "reached"), [([1, 1], 2), ([1, 10], 4), ([1, 3], 4)])
+def test_a_signal_ends_all_at_one_clock_and_never_beyond_the_end(
+    times: list[int], reached: int
+) -> None:
+    """The slow worker hears it when the fast one has begun its second clock, has done all four, has
+    begun its fourth."""
+    run = Run(times, None, stop=15).go(2, 4)
+    assert run.reached == reached
+    assert Counter(a.clock for a in run.applied) == dict.fromkeys(range(reached), 2)
 
 
 def test_layers_that_are_pulled_one_by_one_are_of_different_versions() -> None:
