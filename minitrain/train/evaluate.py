@@ -26,7 +26,7 @@ from minitrain.train.config.resolve import from_values
 from minitrain.train.data.reading import TextError, read_text
 from minitrain.train.data.text import Corpus
 from minitrain.train.data.tokenizer import Tokenizer
-from minitrain.train.data.windows import Part, windows
+from minitrain.train.data.windows import Part, evaluated_together, windows
 from minitrain.train.metrics import largest_product
 
 NO_STARTS = np.zeros(0, np.int64)
@@ -87,7 +87,9 @@ def evaluate(path: Path, data: Path | None, *, xp: Any = np) -> list[Score]:
     manifest = read_manifest(path)
     weights = next(iter(model.parameters().values())).array
     dtype = manifest.config.get("run.dtype") or weights.dtype.name
-    batch = manifest.config.get("data.batch") or BATCH
+    batch = evaluated_together(
+        manifest.config.get("data.batch") or BATCH, model.config.context, tokenizer.vocab
+    )
     product = largest_product(model.config, batch * model.config.context)
     documents = (
         [Document(name, (tokenizer.encode(text), NO_STARTS), len(text))

@@ -12,6 +12,7 @@ from minitrain.layout import Layout
 from minitrain.parallel.worker import Loss
 from minitrain.train import build
 from minitrain.train.checkpoint import state
+from minitrain.train.data.windows import evaluated_together
 from minitrain.train.metrics import (
     flops_per_token,
     over_ranks,
@@ -126,7 +127,9 @@ class Loop:
         """The loss on the held-out text: Σ over tokens ÷ their number, each token once."""
         corpus, config, start = self.task.corpus, self.task.config, time.perf_counter()
         nats, tokens = 0.0, 0
-        for batch in corpus.evaluation(config.model.context, config.data.batch):
+        context = config.model.context
+        size = evaluated_together(config.data.batch, context, corpus.tokenizer.vocab)
+        for batch in corpus.evaluation(context, size):
             loss = self._loss_of(batch)
             nats, tokens = nats + loss.value * loss.tokens, tokens + loss.tokens
         self.validation = {

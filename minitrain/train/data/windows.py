@@ -16,6 +16,15 @@ Part: TypeAlias = tuple[Ids, Ids]
 """The ids of a text, and where documents begin among them that are apart."""
 
 
+LOGITS = 2**19  # that an evaluation may hold at once whatever the batch is: 2 MB in float32
+
+
+def evaluated_together(batch: int, context: int, vocab: int) -> int:
+    """How many windows an evaluation computes at once: as many as a step, and more where models are
+    so small that messages and Python's own share would take the most of the time."""
+    return max(batch, LOGITS // (context * vocab))
+
+
 def windows(part: Part, context: int, batch: int, vocab: int) -> Iterator[Batch]:
     """Batches of windows of a text without overlap, see `Corpus.evaluation`; ids may be few."""
     count = math.ceil((len(part[0]) - 1) / context)

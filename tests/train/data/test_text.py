@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from minitrain.batch import IGNORE
 from minitrain.train.data.text import Corpus, TextError, offsets
 from minitrain.train.data.tokenizer import ByteTokenizer
+from minitrain.train.data.windows import evaluated_together
 
 
 def corpus(training: bytes, held_out: bytes) -> Corpus:
@@ -192,3 +193,9 @@ def test_bits_per_byte_count_bytes_not_tokens() -> None:
     # A tokenizer with two bytes a token halves it.
     halved = Corpus("t", TEXT, TEXT[:100], text.training, text.held_out[:50], ByteTokenizer())
     assert halved.bits_per_byte(np.log(2) * 3) == pytest.approx(1.5)
+
+
+def test_small_models_are_evaluated_in_batches_that_are_larger_than_a_step_s() -> None:
+    """Half a million logits at once, and never fewer windows than a step has."""
+    assert evaluated_together(24, 16, 256) == 128
+    assert evaluated_together(12, 1024, 50257) == 12
