@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from minitrain.train.disk import check_target, write_target
+
 from .arguments import check_here, given_path
 from .forecast import show_forecast
 from .groups import GroupedCommand
@@ -24,6 +26,7 @@ from .options import ConfigSources, config_options
 from .output import say, tell
 from .prepare import prepare
 from .ranks import Ranks, rank_options
+from .run_page import run_page
 from .tracing import trace_options
 
 if TYPE_CHECKING:
@@ -46,13 +49,19 @@ if TYPE_CHECKING:
 )
 @click.option("--dry-run", is_flag=True, help="Say what a step would hold, send and compute.")
 @click.option("--print-config", is_flag=True, help="Print the configuration as TOML, and end.")
+@click.option(
+    "--report",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="At the end write a page: loss, a step's anatomy, memory, traffic, samples.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value; words go to stderr.")
 @trace_options
 @rank_options
 @config_options
 def train(given: ConfigSources, ranks: Ranks, trace: TraceFile | None, run_dir: str | None,
           origin: str | None, resume: bool, dry_run: bool, print_config: bool,
-          as_json: bool) -> int:  # fmt: skip
+          report: Path | None, as_json: bool) -> int:  # fmt: skip
     """Train a language model on text.
 
     Metrics, checkpoints and the configuration are kept in a run folder. Without options: a small
@@ -63,6 +72,8 @@ def train(given: ConfigSources, ranks: Ranks, trace: TraceFile | None, run_dir: 
     to stderr is no reason to end; results that cannot be written to stdout are status 2.
     """
     check_here()
+    if report:
+        check_target("the report", report)
     run = prepare(given, ranks, run_dir, resume, origin, trace)
     if print_config:
         return _print_config(run, as_json)
@@ -75,7 +86,13 @@ def train(given: ConfigSources, ranks: Ranks, trace: TraceFile | None, run_dir: 
     ranks.launch()
     outcome = _run(ranks, run)
     if ranks.first:
-        _report(run, ranks, outcome, as_json)
+        said = list(_results(run, ranks, outcome))
+        for line in said:  # where the results are one JSON value, the words go to stderr
+            (say if as_json else tell)(line)
+        if as_json:
+            tell(json.dumps(asdict(outcome)))
+        if report:
+            write_target("the report", report, run_page(run, Path(outcome.run_dir), said))
     return 128 + outcome.stopped if outcome.stopped else 0
 
 
@@ -159,32 +176,30 @@ def _graceful_stop(stop: Stop) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _report(run: Run, ranks: Ranks, outcome: Outcome, as_json: bool) -> None:
-    """The results, on stdout; where these are one JSON value, the words go to stderr."""
+def _results(run: Run, ranks: Ranks, outcome: Outcome) -> Iterator[str]:
+    """What is said of a run that has ended, or was stopped."""
     from minitrain.train.checkpoint import files
     from minitrain.train.data.tokenizer import mostly_text, show
     from minitrain.train.folder import RunFolder
     from minitrain.train.generate import Sampling
     from minitrain.train.sample import sample
 
-    at, words = Path(outcome.run_dir), say if as_json else tell
+    at = Path(outcome.run_dir)
     if outcome.stopped:  # in a hurry
-        words(f"{at}: stopped after {outcome.steps} of {run.config.run.steps} steps")
+        yield f"{at}: stopped after {outcome.steps} of {run.config.run.steps} steps"
         others = "".join(
             f" --{name} {value}"
             for name, value, plain in (("backend", ranks.backend, "threads"),
                                        ("device", ranks.device, "cpu"))
             if value != plain
         )  # fmt: skip
-        words(f"go on with: minitrain train --resume --run-dir {shlex.quote(str(at))}{others}")
-    else:
-        path = files.newest(RunFolder(at).checkpoints)
-        assert path is not None
-        text = sample(path, 200, Sampling(), xp=run.xp).text
-        words(f"a sample (minitrain generate {shlex.quote(str(path))}):")
-        words(show(text, sys.stdout.encoding) if mostly_text(text) else "(it writes no text yet)")
-        bits, nats = outcome.val_bits_per_byte, outcome.val_loss
-        held_out = f"{nats:.3f} nats/token" if bits is None else f"{bits:.3f} bits/byte"
-        words(f"{at}: {outcome.steps} steps, held out {held_out}")
-    if as_json:
-        tell(json.dumps(asdict(outcome)))
+        yield f"go on with: minitrain train --resume --run-dir {shlex.quote(str(at))}{others}"
+        return
+    path = files.newest(RunFolder(at).checkpoints)
+    assert path is not None
+    text = sample(path, 200, Sampling(), xp=run.xp).text
+    yield f"a sample (minitrain generate {shlex.quote(str(path))}):"
+    yield show(text, sys.stdout.encoding) if mostly_text(text) else "(it writes no text yet)"
+    bits, nats = outcome.val_bits_per_byte, outcome.val_loss
+    held_out = f"{nats:.3f} nats/token" if bits is None else f"{bits:.3f} bits/byte"
+    yield f"{at}: {outcome.steps} steps, held out {held_out}"

@@ -1,14 +1,51 @@
-"""What `minitrain verify` says of a layout: as a line, and as JSON."""
+"""What `minitrain verify` says of a layout: as a status, as a line, and as JSON."""
 
 from __future__ import annotations
 
 import math
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from minitrain.layout import Layout
 
 if TYPE_CHECKING:
     from minitrain.oracle.compare import Row
+    from minitrain.oracle.traffic import Sent
     from minitrain.oracle.verify import Report
+
+EQUAL, DIFFERENT, USAGE, BROKEN = range(4)
+
+
+class Verdict(NamedTuple):
+    """On one layout.
+
+    Attributes:
+        status: as the command's exit status.
+        line, json: what is printed of it.
+        report: what was found; None where the ranks hung or crashed.
+        sent: by all ranks in all steps.
+    """
+
+    layout: Layout
+    status: int
+    line: str
+    json: dict[str, Any]
+    report: Report | None = None
+    sent: list[Sent] = []  # noqa: RUF012 (nobody adds to it)
+
+
+def judged(layout: Layout, report: Report, sent: list[Sent]) -> Verdict:
+    """The verdict by what was found."""
+    status = EQUAL if report.ok else DIFFERENT
+    return Verdict(layout, status, verdict_line(report), verdict_json(report), report, sent)
+
+
+def broken(layout: Layout, error: Exception) -> Verdict:
+    """The verdict on ranks that hung or crashed, whichever rank it was."""
+    reason = f"{type(error).__name__}: {error}"
+    found = {"layout": str(layout), "ok": False, "worst": None, "first_wrong": None,
+             "broken": reason}  # fmt: skip
+    return Verdict(layout, BROKEN, f"{layout}: BROKEN, {reason.splitlines()[0]}", found)
 
 
 def verdict_line(report: Report) -> str:

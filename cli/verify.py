@@ -6,12 +6,14 @@ import json
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from minitrain.comm.errors import LauncherError
 from minitrain.layout import Layout, LayoutError
+from minitrain.train.disk import check_target, write_target
 
 from . import faults
 from .arguments import Given, given
@@ -19,7 +21,8 @@ from .groups import GroupedCommand
 from .main import fault as fault_words
 from .output import complain, say, tell
 from .ranks import RankRequest, Ranks, read_ranks, request_options
-from .verdict import verdict_json, verdict_line
+from .verdict import EQUAL, USAGE, Verdict, broken, judged
+from .verify_page import verify_page
 
 if TYPE_CHECKING:
     from minitrain.comm.group import Group
@@ -35,7 +38,6 @@ DEFAULT = (
 )
 WITH_EXPERTS = ("dp2,ep2", "dp2,ep2,tp2,sp", "dp2,shard2,zero3,ep4", "dp2,pp2,ep2")
 MOST_RANKS = 256  # threads of this process
-EQUAL, DIFFERENT, USAGE, BROKEN = range(4)
 
 
 @click.command(cls=GroupedCommand)
@@ -78,6 +80,12 @@ EQUAL, DIFFERENT, USAGE, BROKEN = range(4)
 )
 @click.option("--all-faults", is_flag=True, help="Plant each known fault where it acts.")
 @click.option("--list-faults", is_flag=True, help="Tell each known fault's story, and end.")
+@click.option(
+    "--report",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write a page: errors by tensor, what was sent.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value; words go to stderr.")
 def verify(
     layouts: tuple[str, ...],
@@ -95,6 +103,7 @@ def verify(
     fault: str | None,
     all_faults: bool,
     list_faults: bool,
+    report: Path | None,
     as_json: bool,
 ) -> int:
     """Hold layouts against the single-device run, in float64.
@@ -107,29 +116,37 @@ def verify(
     Exit status: 0 all equal, 1 a tensor differs, 2 usage, a fault that acts on none of the layouts,
     or a verdict that cannot be written to stdout, 3 a hang or a crash.
     """
+    if report and (list_faults or all_faults):
+        raise click.UsageError(
+            "--report is about layouts; leave out --list-faults and --all-faults"
+        )
     if list_faults:
         faults.list_faults(as_json)
         return EQUAL
     if all_faults:
         return faults.plant_all(as_json)
+    if report:
+        check_target("the report", report)
     model = _model(family, experts, top_k, capacity)
     texts = (*layouts, *more, *_drawn(every, drawn, seed, model))
     chosen = _layouts(texts, request, model)
     xp = chosen[0].array_module()
     tasks = _tasks(chosen, model, steps, micro_batches, seed, fault)
     chosen[0].launch()
-    verdicts, status = [], EQUAL
+    verdicts: list[Verdict] = []
     references: dict[int, dict[str, Trace]] = {}
     for ranks, task in zip(chosen, tasks, strict=True):
         if task.micro_batches not in references:
             references[task.micro_batches] = task.reference()
-        verdict, found, line = _judge(ranks, task, references[task.micro_batches], xp, fault)
+        verdicts.append(_judge(ranks, task, references[task.micro_batches], xp, fault))
         if ranks.first:
-            (say if as_json else tell)(line)
-        verdicts.append(verdict)
-        status = max(status, found)
-    if as_json and chosen[0].first:
-        tell(json.dumps({"ok": status == EQUAL, "rows": verdicts}))
+            (say if as_json else tell)(verdicts[-1].line)
+    status = max(verdict.status for verdict in verdicts)
+    if chosen[0].first:
+        if as_json:
+            tell(json.dumps({"ok": status == EQUAL, "rows": [each.json for each in verdicts]}))
+        if report:
+            write_target("the report", report, verify_page(verdicts, fault))
     if fault and status == EQUAL:
         if chosen[0].first:
             complain(f"minitrain: {fault} acts on none of these layouts; it does on "
@@ -202,32 +219,30 @@ def _tasks(
 
 def _judge(
     ranks: Ranks, task: Task, reference: dict[str, Trace], xp: Any, fault: str | None
-) -> tuple[dict[str, Any], int, str]:
-    """One layout held against the reference: the verdict as JSON, as a status, and as a line."""
+) -> Verdict:
+    """One layout held against the reference."""
     from minitrain.oracle.faults import planted
+    from minitrain.oracle.traffic import Sent, together
     from minitrain.oracle.verify import concluded
 
     try:
         with planted(fault):
-            rows = ranks.run(_rank, ranks.layout, task, reference, xp, largest=0, synchronous=True)
+            rows, sent = ranks.run(
+                _rank, ranks.layout, task, reference, xp, largest=0, synchronous=True
+            )
         report = concluded(rows, ranks.layout, task, reference)
     except LauncherError:
         raise
     except Exception as error:  # whatever it is: a crash is a verdict too
-        return _broken(ranks, error)
-    return verdict_json(report), EQUAL if report.ok else DIFFERENT, verdict_line(report)
+        complain(fault_words(error))
+        return broken(ranks.layout, error)
+    return judged(ranks.layout, report, together(Sent(*row) for each in sent for row in each))
 
 
 def _rank(group: Group, layout: Layout, task: Task, reference: dict[str, Trace], xp: Any) -> Any:
-    from minitrain.oracle.verify import gather_rows, verify_rank
+    from minitrain.oracle.traffic import sent_in
+    from minitrain.oracle.verify import gather_rows, gathered, verify_rank
 
-    return gather_rows(group, verify_rank(group, layout, task, reference, xp), reference)
-
-
-def _broken(ranks: Ranks, error: Exception) -> tuple[dict[str, Any], int, str]:
-    """The traceback of a hang or a crash, on whichever rank it was, and the verdict."""
-    complain(fault_words(error))
-    reason = f"{type(error).__name__}: {error}"
-    rows = {"worst": None, "first_wrong": None}
-    verdict = {"layout": str(ranks.layout), "ok": False, **rows, "broken": reason}
-    return verdict, BROKEN, f"{ranks.layout}: BROKEN, {reason.splitlines()[0]}"
+    with group.ledger() as ledger:
+        rows = verify_rank(group, layout, task, reference, xp)
+    return gather_rows(group, rows, reference), gathered(group, sent_in(ledger))

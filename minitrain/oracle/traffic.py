@@ -11,6 +11,7 @@ import numpy as np
 from minitrain.batch import Batch
 from minitrain.comm import run_ranks
 from minitrain.comm.group import Group
+from minitrain.comm.ledger import Ledger
 from minitrain.layout import Layout
 from minitrain.train.build import stepper_of
 from minitrain.train.config.sections import RunConfig
@@ -59,18 +60,22 @@ def together(sent: Iterable[Sent]) -> list[Sent]:
     return [Sent(*key, messages[key], nbytes) for key, nbytes in sizes.most_common()]
 
 
+def sent_in(ledger: Ledger) -> list[Sent]:
+    """What a rank sent, by operation, mesh axis and purpose."""
+    return together(
+        Sent(record.op, record.axis, record.purpose, messages, nbytes)
+        for record, messages, nbytes in ledger.records()
+    )
+
+
 def _rank(group: Group, config: RunConfig, layout: Layout, vocab: int) -> RankTraffic:
     stepper = stepper_of(config, layout, group, vocab)
     shape = config.data.batch, config.model.context
     ids = np.arange(shape[0] * shape[1]).reshape(shape) % vocab
     with group.ledger() as ledger:
         stepper.step(Batch.of(ids, (ids + 1) % vocab))
-    sent = [
-        Sent(record.op, record.axis, record.purpose, messages, nbytes)
-        for record, messages, nbytes in ledger.records()
-    ]
     to = ledger.by("dest")
-    return RankTraffic(together(sent), [to.get(rank, 0) for rank in group.ranks], _holds(stepper))
+    return RankTraffic(sent_in(ledger), [to.get(rank, 0) for rank in group.ranks], _holds(stepper))
 
 
 def _holds(stepper: Stepper) -> dict[str, int]:

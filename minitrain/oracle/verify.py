@@ -224,14 +224,14 @@ def gather_rows(group: Group, rows: list[Row], reference: Mapping[str, Trace]) -
 
     Of the wrong tensors, only those that a diagnosis looks at bring their elements.
     """
-    texts = _gather(group, [replace(row, pair=None).__dict__ for row in rows])
+    texts = gathered(group, [replace(row, pair=None).__dict__ for row in rows])
     found = in_order(
         [[Row(**{**row, "index": tuple(row["index"])}) for row in each] for each in texts],
         reference,
     )
     wanted = probes(found)
     mine = {row.name: row.pair for row in rows if row.pair and row.name in wanted}
-    pairs = _gather(group, {name: [x.tolist() for x in pair] for name, pair in mine.items()})
+    pairs = gathered(group, {name: [x.tolist() for x in pair] for name, pair in mine.items()})
 
     def with_pair(row: Row) -> Row:
         pair = pairs[row.rank].get(row.name)
@@ -240,8 +240,8 @@ def gather_rows(group: Group, rows: list[Row], reference: Mapping[str, Trace]) -
     return [row if row.ok else with_pair(row) for row in found]
 
 
-def _gather(group: Group, mine: Any) -> list[Any]:
-    """Something of each rank, on every rank."""
+def gathered(group: Group, mine: Any) -> list[Any]:
+    """Something of each rank that JSON can say, on every rank."""
     text = json.dumps(mine) + "\n"
     texts = group.all_gather(np.frombuffer(text.encode(), np.uint8), purpose="control")
     return [json.loads(line) for line in bytes(texts).splitlines()]

@@ -115,3 +115,41 @@ def replace_text(path: Path, text: str) -> None:
         with suppress(OSError):
             temporary.unlink()
         raise
+
+
+def check_target(what: str, path: Path) -> None:
+    """Refuse a file that could not be written when all work is done, or must not be replaced.
+
+    Raises:
+        UserError: naming what was to be written, and where.
+    """
+    folder = path.parent
+    try:
+        other = path.exists() and not path.is_file()
+    except OSError as error:  # such as a name that is too long
+        raise UserError(
+            f"cannot write {what} {path}: {error.strerror}; give another name"
+        ) from error
+    why = None
+    if not folder.is_dir():
+        why = f"{folder} is not a folder; make it, or give another"
+    elif other:
+        why = "it is not a regular file; give another name"
+    elif not os.access(folder, os.W_OK | os.X_OK):
+        why = f"{folder} cannot be written to; give another folder"
+    if why:
+        raise UserError(f"cannot write {what} {path}: {why}")
+
+
+def write_target(what: str, path: Path, text: str) -> None:
+    """Write a file that a user named, all of it or nothing.
+
+    Raises:
+        WriteError: it cannot be written.
+    """
+    try:
+        replace_text(path, text)
+    except OSError as error:
+        raise WriteError(
+            f"cannot write {what} {path}: {error.strerror}; {advice(error)}"
+        ) from error

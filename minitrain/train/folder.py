@@ -52,6 +52,11 @@ class RunFolder:
         return self.path / "trace.json"
 
     @property
+    def samples(self) -> Path:
+        """A JSON record for each text that the model wrote on the way, where that is asked for."""
+        return self.path / "samples.jsonl"
+
+    @property
     def checkpoints(self) -> Path:
         """The folder of step-NNNNNN folders."""
         return self.path / "checkpoints"

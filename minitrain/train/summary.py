@@ -145,21 +145,40 @@ def slowest(trace: Trace) -> Slowest:
     work, count = [0.0] * trace.layout.size, len(numbers(trace))
     for span in trace.work:
         work[span.rank] += span.seconds / count
-    for call in _within_work(trace):
+    for call, _ in _within_work(trace):
         work[call.rank] -= call.seconds / count
     most = max(work)
     return Slowest(work.index(most), most, most / fmean(work) if most else 1.0)
 
 
-def _within_work(trace: Trace) -> Iterator[Span]:
-    """The calls that are made by a piece of work, and are within it."""
+def _within_work(trace: Trace) -> Iterator[tuple[Span, Span]]:
+    """The calls that are made by a piece of work, and are within it, each with that."""
     pieces = [[s for s in trace.work if s.rank == rank] for rank in range(trace.layout.size)]
     starts = [[span.start for span in own] for own in pieces]
     for call in trace.calls:
         middle = (call.start + call.end) / 2  # its ends may be those of work, but for rounding
         at = bisect_right(starts[call.rank], middle) - 1
         if at >= 0 and middle < pieces[call.rank][at].end:
-            yield call
+            yield call, pieces[call.rank][at]
+
+
+WORK = {"F": "forward", "B": "backward", "I": "backward", "W": "weight gradients"}
+
+
+def anatomy(trace: Trace) -> list[dict[str, float]]:
+    """What each rank did in a step, in seconds, on average: computing by kind, communication, and
+    the rest, which is Python between the two and the wait for others at the step's end."""
+    count, longest = len(numbers(trace)), step_seconds(trace)
+    ranks: list[dict[str, float]] = [defaultdict(float) for _ in range(trace.layout.size)]
+    for span in trace.work:
+        kind = WORK[span.name[0]] if span.is_turn else "optimizer and other work"
+        ranks[span.rank][kind] += span.seconds / count
+    for call, piece in _within_work(trace):
+        kind = WORK[piece.name[0]] if piece.is_turn else "optimizer and other work"
+        ranks[call.rank][kind] -= call.seconds / count
+    for call in trace.calls:
+        ranks[call.rank]["communication"] += call.seconds / count
+    return [{**rank, "rest": max(0.0, longest - sum(rank.values()))} for rank in ranks]
 
 
 def exposed(trace: Trace) -> dict[str, Exposed]:

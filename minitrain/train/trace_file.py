@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from minitrain.errors import UserError
-from minitrain.train.disk import WriteError, advice, replace_text
+from minitrain.train.disk import check_target, write_target
 
 
 class TraceFile(NamedTuple):
@@ -34,23 +33,8 @@ class TraceFile(NamedTuple):
                 f"a trace from step {self.first} on, but only {steps} step(s) will be done; give "
                 f"--trace-steps {steps}, or more --steps"
             )
-        if self.path is None:
-            return
-        folder = self.path.parent
-        try:
-            other = self.path.exists() and not self.path.is_file()
-        except OSError as error:  # such as a name that is too long
-            raise _refusal(self.path, f"{error.strerror}; give another name") from error
-        if not folder.is_dir():
-            raise _refusal(self.path, f"{folder} is not a folder; make it, or give another")
-        if other:
-            raise _refusal(self.path, "it is not a regular file; give another name")
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise _refusal(self.path, f"{folder} cannot be written to; give another folder")
-
-
-def _refusal(path: Path, why: str) -> UserError:
-    return UserError(f"cannot write the trace {path}: {why}")
+        if self.path is not None:
+            check_target("the trace", self.path)
 
 
 def write(path: Path, trace: dict[str, Any]) -> None:
@@ -59,9 +43,4 @@ def write(path: Path, trace: dict[str, Any]) -> None:
     Raises:
         WriteError: it cannot be written.
     """
-    try:
-        replace_text(path, json.dumps(trace, separators=(",", ":")))
-    except OSError as error:
-        raise WriteError(
-            f"cannot write the trace {path}: {error.strerror}; {advice(error)}"
-        ) from error
+    write_target("the trace", path, json.dumps(trace, separators=(",", ":")))

@@ -12,7 +12,7 @@ import pytest
 from small_run import arrays, config, run_of, steps_of
 
 from minitrain.comm import run_ranks
-from minitrain.train import trace_file
+from minitrain.train import disk, trace_file
 from minitrain.train.disk import WriteError
 from minitrain.train.loop import train
 from minitrain.train.trace_file import TraceFile
@@ -25,7 +25,7 @@ def broken_disk(path: Path, text: str) -> None:
 def test_a_trace_that_cannot_be_written_ends_no_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trace_file, "replace_text", broken_disk)
+    monkeypatch.setattr(disk, "replace_text", broken_disk)
     run = replace(run_of(tmp_path, config(steps=5), "dp2"), trace=TraceFile(None))
     with pytest.raises(WriteError, match=r"cannot write the trace .*trace.json: No space .*; free"):
         run_ranks(2, train, run)
