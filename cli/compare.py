@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import shutil
@@ -10,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from minitrain.train.disk import check_target, write_target
+
 from .arguments import check_here, given_path
-from .main import fail
 from .output import tell
 from .tables import show
 
@@ -19,13 +21,12 @@ if TYPE_CHECKING:
     from minitrain.train.history import History
 
 LINES, MOST_COLUMNS = 12, 100  # of the picture
-USAGE = 2
 
 
 @click.command()
 @click.argument("one", type=given_path)
 @click.argument("other", type=given_path)
-@click.option("--csv", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+@click.option("--csv", type=click.Path(path_type=Path), metavar="FILE",
               help="Write all figures of both runs into this file too.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value instead of tables.")
 def compare(one: str, other: str, csv: Path | None, as_json: bool) -> int:
@@ -36,11 +37,10 @@ def compare(one: str, other: str, csv: Path | None, as_json: bool) -> int:
     histories = read(Path(one)), read(Path(other))
     options, first = differences(*histories), first_difference(*histories)
     if csv is not None:
-        try:
-            with csv.open("w", newline="", encoding="utf-8") as file:
-                write_csv(file, histories)
-        except OSError as error:
-            fail(f"cannot write {csv}: {error.strerror}; name another --csv", USAGE)
+        check_target("the figures", csv)
+        text = io.StringIO()
+        write_csv(text, histories)
+        write_target("the figures", csv, text.getvalue())
     if as_json:
         tell(json.dumps({
             "options": {key: list(pair) for key, pair in options.items()},

@@ -29,7 +29,7 @@ def convert(source: str, target: str, as_json: bool) -> int:
     from minitrain.nn.config import to_values
     from minitrain.train.checkpoint.weights import load_model, save_model
     from minitrain.train.huggingface import pretrained
-    from minitrain.train.huggingface.origin import FILE, Origin
+    from minitrain.train.huggingface.origin import Origin
     from minitrain.train.sample import find
 
     old, new = Path(source), Path(target)
@@ -37,7 +37,7 @@ def convert(source: str, target: str, as_json: bool) -> int:
         if os.path.exists(old / "config.json"):
             model, tokenizer = pretrained.read(old)
             with pretrained.whole(new) as part:
-                kept = {FILE: pretrained.read_origin(old).text()}
+                kept = pretrained.read_origin(old).kept()
                 save_model(model, tokenizer, part / "checkpoints", kept)
         else:
             path = find(old)

@@ -20,14 +20,39 @@ def forecast(run: Run) -> dict[str, Any]:
     parameters, FLOPs (model FLOPs, and with recomputation counted) and bytes that all ranks send,
     by axis and purpose, are of the whole step; bytes by kind are of the rank that holds the most.
     """
-    from minitrain.planner.messages import sent
     from minitrain.planner.models import shape_from
 
     config, data = run.config, run.config.data
     sizes = run.sizes
     shape, tokens = shape_from(sizes), data.batch * config.model.context
-    messages = sent(
-        sizes,
+    # Ours never keeps attention's weights: "selective" is "none".
+    recompute = "full" if config.run.recompute == "full" else "none"
+    return {
+        "layout": str(run.layout),
+        "parameters": shape.parameters,
+        "bytes": fullest(run)._asdict(),
+        "sent": [
+            {"axis": axis, "purpose": purpose, "bytes": nbytes}
+            for (axis, purpose), nbytes in sorted(sent_in_step(run).items())
+        ],
+        "flops": {
+            "model": tokens * shape.model_flops(),
+            "hardware": tokens * shape.hardware_flops(recompute=recompute),
+        },
+    }
+
+
+def sent_in_step(run: Run) -> dict[tuple[str, str], int]:
+    """Bytes that all ranks send in a step, by mesh axis and purpose.
+
+    Raises:
+        LayoutError: no formula covers the layout.
+    """
+    from minitrain.planner.messages import sent
+
+    config, data = run.config, run.config.data
+    return sent(
+        run.sizes,
         run.layout,
         batch=data.batch,
         length=config.model.context,
@@ -38,21 +63,6 @@ def forecast(run: Run) -> dict[str, Any]:
         frozen=config.optimizer.frozen_patterns,
         smoothing=config.loss.smoothing,
     )
-    # Ours never keeps attention's weights: "selective" is "none".
-    recompute = "full" if config.run.recompute == "full" else "none"
-    return {
-        "layout": str(run.layout),
-        "parameters": shape.parameters,
-        "bytes": fullest(run)._asdict(),
-        "sent": [
-            {"axis": axis, "purpose": purpose, "bytes": nbytes}
-            for (axis, purpose), nbytes in sorted(messages.items())
-        ],
-        "flops": {
-            "model": tokens * shape.model_flops(),
-            "hardware": tokens * shape.hardware_flops(recompute=recompute),
-        },
-    }
 
 
 def show_forecast(run: Run, as_json: bool) -> None:

@@ -66,6 +66,7 @@ def generate(checkpoint: str | None, run_dir: str | None, prompt: str | None,
     written = []
     with memory_for("the model and its cache", "lower --tokens, or free some memory"):
         writer = Writer(path, array_module(device))
+        writer.fit_threads()
         for number, sampling in enumerate(samplings, start=1):
             if not as_json:
                 pour(f"--- {number} of {count}\n" if count > 1 else "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from math import prod
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 from minitrain.layout import Layout
 from minitrain.parallel.table import placements
 
+from .forecast import sent_in_step
 from .memory import fullest
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ def introduction(run: Run, folder: Path) -> Iterator[str]:
     )
     yield from _sizes(run)
     yield from _memory(run)
+    yield from _sent(run)
     yield from run.notes
     bars = baselines(run.corpus)
     if bars:
@@ -60,6 +63,22 @@ def _memory(run: Run) -> Iterator[str]:
         return
     parts = ", ".join(f"{name} {n / 1e6:.2f}" for name, n in held._asdict().items())
     yield f"a rank holds {held.total / 1e6:.2f} MB: {parts}"
+
+
+def _sent(run: Run) -> Iterator[str]:
+    """What all ranks will send in a step, by purpose, where there is a formula for it."""
+    from minitrain.layout import LayoutError
+
+    if run.layout.size == 1 or run.config.sync.mode != "sync":
+        return
+    totals: Counter[str] = Counter()
+    try:
+        for (_, purpose), nbytes in sent_in_step(run).items():
+            totals[purpose] += nbytes
+    except LayoutError:
+        return
+    parts = ", ".join(f"{purpose} {n / 1e6:.2f}" for purpose, n in totals.most_common())
+    yield f"a step sends {sum(totals.values()) / 1e6:.2f} MB: {parts}"
 
 
 def idle_stages(layout: Layout, config: RunConfig) -> Iterator[str]:

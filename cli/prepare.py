@@ -88,7 +88,7 @@ def prepare(given: ConfigSources, ranks: Ranks, run_dir: str | None, resume: boo
     if trace is not None:
         _check_trace(trace, config, step_of(start) if start else 0)
     return replace(run, config=config, notes=tuple(notes), xp=xp, blas=blas, trace=trace,
-                   weights=before and before.weights)  # fmt: skip
+                   weights=before and before.weights, kept=_kept(before, start))  # fmt: skip
 
 
 def _check_trace(trace: TraceFile, config: RunConfig, done: int) -> None:
@@ -113,6 +113,15 @@ def _check_readable_by_all(ranks: Ranks, *paths: str | None) -> None:
                 f"{path} is {kind}, which can be read once only, but each MPI rank reads it; keep "
                 "its content in a file and give that, or leave out --backend mpi"
             )
+
+
+def _kept(before: WarmStart | None, start: Path | None) -> dict[str, str]:
+    """What is known of a Hugging Face folder that the model once came from."""
+    from minitrain.train.huggingface.origin import Origin
+
+    if before:
+        return before.origin.kept()
+    return Origin.load(start).kept() if start else {}
 
 
 def _origin(path: str | None, resume: bool) -> WarmStart | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -146,3 +147,36 @@ def _experts(record: dict[str, Any]) -> str:
         return ""
     dropped = f", {record['router_dropped']:.1%} dropped" if record["router_dropped"] else ""
     return f"  balance {record['router_balance']:.3f}{dropped}"
+
+
+class Counter:
+    """Which of several things is at work, as a line on stderr that goes when it is done; only on a
+    terminal."""
+
+    def __init__(self, count: int):
+        self.console = Console(stderr=True, highlight=False)
+        self.live: Progress | None = None
+        if sys.stderr.isatty() and not self.console.is_dumb_terminal:
+            bar = BarColumn(bar_width=10)
+            columns = (
+                TextColumn("{task.completed}/{task.total}"),
+                bar,
+                TextColumn("{task.fields[name]}"),
+            )
+            self.live = Progress(*columns, console=self.console, transient=True,
+                                 redirect_stdout=False, redirect_stderr=False)  # fmt: skip
+            self.task = self.live.add_task("", total=count, name="")
+
+    @contextmanager
+    def at(self, name: str) -> Iterator[None]:
+        """Inside, this one is; what is printed after it finds no line in its way."""
+        if self.live is None:
+            yield
+            return
+        self.live.update(self.task, name=name)
+        self.live.start()
+        try:
+            yield
+        finally:
+            self.live.advance(self.task)
+            self.live.stop()

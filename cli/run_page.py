@@ -142,10 +142,14 @@ def _traffic(history: History) -> Iterator[str]:
 
 
 def _samples(path: Path, end: list[str]) -> Iterator[str]:
+    from minitrain.train.data.tokenizer import show as shown
+
     yield heading("Samples")
     lines = path.read_text("utf-8").splitlines() if path.exists() else []
     for record in map(_read, lines):
-        yield folded(f"After step {record.get('step')}", verbatim(str(record.get("text"))))
+        yield folded(
+            f"After step {record.get('step')}", verbatim(shown(str(record.get("text")).encode()))
+        )
     yield verbatim("\n".join(end))
 
 

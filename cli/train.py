@@ -130,6 +130,7 @@ def _rank(group: Group, run: Run) -> Outcome:
     from minitrain.parallel import Mesh
     from minitrain.train.checkpoint.manifest import step_of
     from minitrain.train.loop import train as train_run
+    from minitrain.train.sample import Samples
 
     if group.rank != 0:
         return train_run(group, run)
@@ -144,7 +145,7 @@ def _rank(group: Group, run: Run) -> Outcome:
             yield from Mesh(group, run.layout).advice()
 
     with RunProgress(run.config.run.steps, done, unit, first_words) as progress:
-        return train_run(group, run, progress)
+        return train_run(group, run, progress, Samples(run, progress.note))
 
 
 STOPS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")
@@ -182,7 +183,7 @@ def _results(run: Run, ranks: Ranks, outcome: Outcome) -> Iterator[str]:
     from minitrain.train.data.tokenizer import mostly_text, show
     from minitrain.train.folder import RunFolder
     from minitrain.train.generate import Sampling
-    from minitrain.train.sample import sample
+    from minitrain.train.sample import SAMPLE, sample
 
     at = Path(outcome.run_dir)
     if outcome.stopped:  # in a hurry
@@ -197,7 +198,7 @@ def _results(run: Run, ranks: Ranks, outcome: Outcome) -> Iterator[str]:
         return
     path = files.newest(RunFolder(at).checkpoints)
     assert path is not None
-    text = sample(path, 200, Sampling(), xp=run.xp).text
+    text = sample(path, SAMPLE, Sampling(), xp=run.xp).text
     yield f"a sample (minitrain generate {shlex.quote(str(path))}):"
     yield show(text, sys.stdout.encoding) if mostly_text(text) else "(it writes no text yet)"
     bits, nats = outcome.val_bits_per_byte, outcome.val_loss

@@ -62,16 +62,10 @@ MOST_RANKS = 256  # threads of this process
     help="An expert takes so many times its even share. [all]",
 )
 @click.option("--seed", type=click.IntRange(0), default=0, help="Of weights, data, dropout. [0]")
-@click.option(
-    "--all", "every", type=click.IntRange(1, 64), metavar="N", help="Every layout of N ranks."
-)
-@click.option(
-    "--random",
-    "drawn",
-    type=click.IntRange(1),
-    metavar="N",
-    help="N layouts of up to 8 ranks, drawn by --seed.",
-)
+@click.option("--all", "every", type=click.IntRange(1, 64), metavar="N",
+              help="Every layout of N ranks.")  # fmt: skip
+@click.option("--random", "drawn", type=click.IntRange(1), metavar="N",
+              help="N layouts of up to 8 ranks, drawn by --seed.")  # fmt: skip
 @click.option(
     "--fault",
     type=Given(choices=faults.names),
@@ -80,12 +74,8 @@ MOST_RANKS = 256  # threads of this process
 )
 @click.option("--all-faults", is_flag=True, help="Plant each known fault where it acts.")
 @click.option("--list-faults", is_flag=True, help="Tell each known fault's story, and end.")
-@click.option(
-    "--report",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Write a page: errors by tensor, what was sent.",
-)
+@click.option("--report", type=click.Path(path_type=Path), metavar="FILE",
+              help="Write a page: errors by tensor, what was sent.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value; words go to stderr.")
 def verify(
     layouts: tuple[str, ...],
@@ -133,12 +123,16 @@ def verify(
     xp = chosen[0].array_module()
     tasks = _tasks(chosen, model, steps, micro_batches, seed, fault)
     chosen[0].launch()
+    from .progress import Counter
+
     verdicts: list[Verdict] = []
     references: dict[int, dict[str, Trace]] = {}
+    counter = Counter(len(chosen))
     for ranks, task in zip(chosen, tasks, strict=True):
         if task.micro_batches not in references:
             references[task.micro_batches] = task.reference()
-        verdicts.append(_judge(ranks, task, references[task.micro_batches], xp, fault))
+        with counter.at(str(ranks.layout)):
+            verdicts.append(_judge(ranks, task, references[task.micro_batches], xp, fault))
         if ranks.first:
             (say if as_json else tell)(verdicts[-1].line)
     status = max(verdict.status for verdict in verdicts)

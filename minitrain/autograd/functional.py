@@ -3,7 +3,7 @@
 from minitrain.autograd.attention import attention
 from minitrain.autograd.dropout import WeightDropout, dropout
 from minitrain.autograd.fused import embedding, gelu, layer_norm, linear, softmax
-from minitrain.autograd.llama import rms_norm, rotary, silu, swiglu
+from minitrain.autograd.llama import rms_norm, silu, swiglu
 from minitrain.autograd.losses import cross_entropy, token_losses
 from minitrain.autograd.ops import (
     add,
@@ -19,6 +19,7 @@ from minitrain.autograd.ops import (
     where,
 )
 from minitrain.autograd.reduce import matmul, max, mean, norm, sum
+from minitrain.autograd.rotary import rotary
 from minitrain.autograd.routing import choose, combine, grouped_linear, spread
 from minitrain.autograd.shapes import cast, concatenate, reshape, split, take, transpose
 

@@ -1,19 +1,10 @@
-"""What a Llama has that a GPT has not: RMS norm, SiLU, the gated unit, and rotary positions.
-
-Rotary positions (Su et al. 2021, "RoFormer", section 3.2) are a turn whose angle is the position.
-Features i and i + D/2 of a head are a point of a plane, which a token at position p turns by the
-angle p · base^(-2i/D). A query at p and a key at s have then a product that depends on p - s alone.
-(The paper pairs neighbours; halves are what Llama's published weights are trained with.)
-"""
+"""What a Llama has that a GPT has not: RMS norm, SiLU, and the gated unit."""
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Any
-
 import numpy as np
 
-from minitrain.array import Array, accumulator, check_integers, from_host, namespace
+from minitrain.array import Array, accumulator, namespace
 from minitrain.autograd.blocks import (
     as_matrix,
     checked_epsilon,
@@ -148,44 +139,6 @@ class SwiGLU(Function):
         return slope, silu
 
 
-class Rotary(Function):
-    """See `rotary`. A turn keeps lengths, so its vjp is the turn back."""
-
-    def forward(self, x: Array, *, positions: Any, base: float, part: int | None) -> Array:
-        self.part = part
-        places = np.asarray(positions, np.int64).tobytes()
-        self.tables = _tables(places, x.shape[-1], base, accumulator(x.dtype), namespace(x))
-        return self._turn(x, 1)
-
-    def vjp(self, grad_out: Array, needs: Needs) -> Grads:
-        return (self._turn(grad_out, -1),)
-
-    def _turn(self, x: Array, sign: int) -> Array:
-        """x turned forwards (sign 1) or back (-1); if only a part is turned, the rest is copied."""
-        half = x.shape[-1] // 2
-        at: tuple[Any, ...] = (...,)
-        if self.part is None:
-            out = namespace(x).empty(x.shape, x.dtype)
-        else:
-            out, at = x.copy(), (slice(None), slice(None), self.part)
-        source, target = x[at], out[at]
-        # (T, D/2) -> (T, 1, ..., D/2), to go with (B, T, ..., D/2)
-        cos, sin = (t.reshape(len(t), *[1] * (source.ndim - 3), half) for t in self.tables)
-        a, b = source[..., :half], source[..., half:]
-        target[..., :half] = a * cos - b * (sign * sin)
-        target[..., half:] = b * cos + a * (sign * sin)
-        return out
-
-
-@lru_cache(maxsize=8)  # every layer asks for the same
-def _tables(places: bytes, width: int, base: float, dtype: Any, xp: Any) -> tuple[Array, Array]:
-    """cos and sin of each position's angles, (T, D/2), made in float64 and rounded once."""
-    positions = np.frombuffer(places, np.int64)
-    angles = positions[:, None] * base ** (-np.arange(0, width, 2) / width)
-    cos, sin = (from_host(f(angles).astype(dtype), xp) for f in (np.cos, np.sin))
-    return cos, sin
-
-
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float = 1e-5) -> Tensor:
     """Scale the last axis to a root mean square of 1, then by weight: (..., C), (C,)."""
     check_widths(x, weight)
@@ -205,29 +158,3 @@ def swiglu(gate_up: Tensor) -> Tensor:
     if gate_up.ndim < 2 or gate_up.shape[-2] != 2:
         raise ValueError(f"swiglu needs gate and up as an axis of 2, (..., 2, F): {gate_up.shape}")
     return SwiGLU.apply(gate_up)
-
-
-def rotary(x: Tensor, positions: Any, base: float = 10000.0, part: int | None = None) -> Tensor:
-    """Turn each pair of features by its position's angle.
-
-    Args:
-        positions: (T,) integers.
-        base: how slowly the last pair turns: by about 1 / base per position.
-        part: turn only x[:, :, part], such as the keys (0) of packed keys and values.
-
-    Shapes: x (B, T, ..., D), D even -> the same.
-
-    Raises:
-        ValueError: an odd D, or not as many positions as x has tokens.
-    """
-    if x.shape[-1] % 2:
-        raise ValueError(
-            f"rotary positions turn pairs of features, and {x.shape[-1]} of them are odd in "
-            "number; give heads an even width"
-        )
-    positions = check_integers("rotary's positions", np.asarray(positions))
-    if positions.ndim != 1:
-        raise ValueError(f"rotary's positions are one axis of integers, got {positions.shape}")
-    if len(positions) != x.shape[1]:
-        raise ValueError(f"rotary: {x.shape[1]} tokens, but {len(positions)} positions")
-    return Rotary.apply(x, positions=positions, base=base, part=part)

@@ -100,7 +100,9 @@ class LlamaConfig:
         kv_heads: K, key/value heads, each shared by heads / kv_heads queries; heads if None.
         width: C, features of a token between the blocks.
         hidden: F, features inside an MLP; if None 8/3 · width, rounded up to a multiple of 8.
+        biased: whether queries, keys and values have biases, as in Qwen2.
         base: of the rotary positions' angles.
+        stretch: of these for longer texts, as in Llama 3.1, see autograd.rotary; None: none.
         epsilon: added to the mean square in norms.
         tied: whether the head shares the token table.
         std: spread of the initial weights; residual outputs get std / √(2L).
@@ -114,7 +116,9 @@ class LlamaConfig:
     kv_heads: int | None = None
     width: int = 128
     hidden: int | None = None
+    biased: bool = False
     base: float = 10000.0
+    stretch: tuple[float, float, float, float] | None = None
     epsilon: float = 1e-5
     tied: bool = False
     std: float = 0.02
@@ -124,6 +128,14 @@ class LlamaConfig:
         check_sizes("Llama", self)
         if self.base == 0:
             raise UserError("Llama: base must be above 0, such as 10000, got 0")
+        if self.stretch is not None:
+            object.__setattr__(self, "stretch", tuple(self.stretch))  # JSON has made a list of it
+            factor, low, high, context = self.stretch
+            if not (factor >= 1 and context > 0 and 0 < low < high < math.inf):
+                raise UserError(
+                    f"Llama: stretch must be a factor of at least 1, two rising numbers of turns, "
+                    f"and a context, such as (8.0, 1.0, 4.0, 8192), got {self.stretch}"
+                )
         if self.width % (2 * self.heads):
             raise UserError(
                 f"Llama: width {self.width} does not give {self.heads} heads an even number of "
@@ -154,11 +166,11 @@ class LlamaConfig:
         for i in range(self.layers):
             link, block = i + 1, f"blocks.{i}"
             yield ModuleShape(link, f"{block}.attention_norm", "RMSNorm", norm)
-            yield ModuleShape(
-                link, f"{block}.attention", "GroupedAttention",
-                {"q.weight": (c, self.heads, d), "kv.weight": (c, 2, self.groups, d),
-                 "out.weight": (self.heads, d, c)},
-            )  # fmt: skip
+            heads = {"q": (self.heads, d), "kv": (2, self.groups, d)}
+            shapes = {f"{part}.weight": (c, *outer) for part, outer in heads.items()}
+            biases = {f"{part}.bias": outer for part, outer in heads.items() if self.biased}
+            shapes |= {**biases, "out.weight": (self.heads, d, c)}
+            yield ModuleShape(link, f"{block}.attention", "GroupedAttention", shapes)
             yield ModuleShape(link, f"{block}.mlp_norm", "RMSNorm", norm)
             yield from _mlps(self, i)
         yield ModuleShape(self.layers + 1, "norm", "RMSNorm", norm)

@@ -47,9 +47,7 @@ class LlamaBlock(Module):
     def __init__(self, config: LlamaConfig, number: int = 0):
         init, out_init = normal(config.std), normal(config.std / math.sqrt(2 * config.layers))
         self.attention_norm = RMSNorm(config.width, config.epsilon)
-        self.attention = GroupedAttention(
-            config.width, config.heads, config.groups, config.base, init, out_init
-        )
+        self.attention = GroupedAttention(config, init, out_init)
         self.mlp_norm = RMSNorm(config.width, config.epsilon)
         self.mlp = mlp_or_mixture(config, number, GatedMLP, GatedExperts, init, out_init)
 

@@ -14,7 +14,7 @@ from minitrain.array import Array
 from minitrain.autograd import functional as F
 from minitrain.autograd.tensor import Tensor
 from minitrain.errors import UserError
-from minitrain.nn.config import Config
+from minitrain.nn.config import Config, LlamaConfig
 from minitrain.nn.layers import CrossEntropy, Dropout, Head, Linear
 from minitrain.nn.module import Init, Module
 
@@ -60,26 +60,25 @@ class Attention(Module):
 
 
 class GroupedAttention(Module):
-    """Rotary positions, and a key/value head for each group of query heads; no biases.
+    """Rotary positions, and a key/value head for each group of query heads.
 
     Ainslie et al. 2023, "GQA", section 2.2. With as many key/value heads as query heads it is
     plain multi-head attention, with one it is Shazeer's multi-query attention.
     """
 
-    def __init__(
-        self, width: int, heads: int, kv_heads: int, base: float, init: Init, out_init: Init
-    ):
-        features = width // heads
-        self.base = base
-        self.q = Linear((width,), (heads, features), init, bias=False)
-        self.kv = Linear((width,), (2, kv_heads, features), init, bias=False)
+    def __init__(self, config: LlamaConfig, init: Init, out_init: Init):
+        width, heads = config.width, config.heads
+        features, bias = width // heads, config.biased
+        self.base, self.stretch = config.base, config.stretch
+        self.q = Linear((width,), (heads, features), init, bias=bias)
+        self.kv = Linear((width,), (2, config.groups, features), init, bias=bias)
         self.core = AttentionCore(0.0)
         self.out = Linear((heads, features), (width,), out_init, bias=False)
 
     def forward(self, x: Tensor, positions: Array) -> Tensor:
         """x (B, T, C), positions (T,) -> (B, T, C)."""
-        q = F.rotary(self.q(x), positions, self.base)
-        kv = F.rotary(self.kv(x), positions, self.base, part=0)
+        q = F.rotary(self.q(x), positions, self.base, stretch=self.stretch)
+        kv = F.rotary(self.kv(x), positions, self.base, part=0, stretch=self.stretch)
         return self.out(self.core(q, kv, positions=positions))
 
 

@@ -29,6 +29,7 @@ class Architecture:
         tied: the head is the token table again.
         gated: an MLP has three weights (SwiGLU, GeGLU), not two.
         biased: linears have biases and norms have shifts.
+        biased_heads: queries, keys and values have biases where other linears have none (Qwen2).
         positions: rows of a learned position table; 0 where positions are rotary or relative.
         segments: rows of other learned tables of the width: token types, patch pixels, classes.
         experts, active, shared: routed experts of a mixture's layer, how many a token visits, and
@@ -50,6 +51,7 @@ class Architecture:
     tied: bool = True
     gated: bool = False
     biased: bool = True
+    biased_heads: bool = False
     positions: int = 0
     segments: int = 0
     experts: int = 0
@@ -114,8 +116,9 @@ class Architecture:
         return (2 if self.biased else 1) * self.width
 
     def _attention(self) -> int:
-        biases = (self.heads + 2 * self.kv_heads) * self.head_width + self.width
-        return self.attention_weights + (biases if self.biased else 0)
+        heads = (self.heads + 2 * self.kv_heads) * self.head_width
+        biases = heads if self.biased_heads else heads + self.width if self.biased else 0
+        return self.attention_weights + biases
 
     def _mlp_biases(self) -> int:
         wide = (2 if self.gated else 1) * self.hidden

@@ -8,7 +8,7 @@ from functools import cache
 from importlib.resources import files
 
 from minitrain.errors import UserError
-from minitrain.nn.config import Config, GPTConfig
+from minitrain.nn.config import Config, GPTConfig, LlamaConfig
 from minitrain.planner.architecture import Architecture
 from minitrain.planner.clusters import named
 
@@ -69,6 +69,7 @@ def shape_from(config: Config) -> Architecture:
         tied=config.tied,
         gated=not gpt,
         biased=gpt,
+        biased_heads=isinstance(config, LlamaConfig) and config.biased,
         positions=config.context if gpt else 0,
     )
 
@@ -96,7 +97,7 @@ def _preset(row: dict[str, str]) -> Preset:
     shape = None
     if row["layers"]:
         types = {f.name: str(f.type) for f in fields(Architecture)}
-        values = {name: _value(row[name], types[name]) for name in types}
+        values = {name: _value(row[name], types[name]) for name in types if name in row}
         shape = Architecture(**values)  # type: ignore[arg-type]
     return Preset(row["name"], shape, float(row["printed_b"]), row["source"], row["note"])
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
+from minitrain.errors import UserError
 from minitrain.layout import Layout
 from minitrain.train.checkpoint import files
 from minitrain.train.checkpoint.manifest import read_manifest
@@ -79,6 +80,28 @@ def first_difference(one: History, other: History) -> tuple[Record, Record] | No
         if beside and any(record[key] != beside[key] for key in ("loss", "grad_norm")):
             return record, beside
     return None
+
+
+def write_tensorboard(folder: Path, histories: Iterable[History]) -> None:
+    """Scalars for TensorBoard, a folder of events for each run, by step; training figures under
+    train/, those of evaluations under held_out/.
+
+    Raises:
+        UserError: tensorboardX is not installed.
+    """
+    try:
+        from tensorboardX import SummaryWriter
+    except ImportError:
+        raise UserError(
+            "events for TensorBoard need tensorboardX; pip install 'minitrain[tensorboard]'"
+        ) from None
+    for history in histories:
+        with SummaryWriter(str(folder / history.path.name)) as writer:
+            for group, records in (("train", history.steps), ("held_out", history.evaluations)):
+                for record in records:
+                    for key, value in record.items():
+                        if key != "step" and isinstance(value, (int, float)):
+                            writer.add_scalar(f"{group}/{key}", value, record["step"])
 
 
 def write_csv(file: TextIO, histories: Iterable[History]) -> None:

@@ -24,10 +24,10 @@ from minitrain.train.synchronised import Loop
 from minitrain.train.unsynchronised import AsyncLoop, LocalLoop
 
 
-def train(group: Group, run: Run, reporter: Reporter | None = None) -> Outcome:
+def train(group: Group, run: Run, *reporters: Reporter) -> Outcome:
     """Do a run as one of its ranks; every rank returns the same outcome.
 
-    Rank 0 makes the folder, once all ranks have come here, writes to it and tells the reporter. It
+    Rank 0 makes the folder, once all ranks have come here, writes to it and tells the reporters. It
     is locked until the run ends.
 
     Raises:
@@ -45,9 +45,10 @@ def train(group: Group, run: Run, reporter: Reporter | None = None) -> Outcome:
             folder = run.folder.claim()
             stack.enter_context(folder.in_use())
             folder.create(to_toml(run.config), new=run.start is None)
-            keep_until(folder.metrics, done)
+            for path in (folder.metrics, folder.samples):
+                keep_until(path, done)
             listeners.append(stack.enter_context(MetricsFile(folder.metrics)))
-            listeners += [reporter] if reporter is not None else []
+            listeners += reporters
             run = replace(run, folder=folder)
         run = replace(run, folder=_agreed(group, run.folder))
         for listener in listeners:

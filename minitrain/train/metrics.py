@@ -63,6 +63,16 @@ class MetricsFile:
             self._file.flush()
 
 
+def append_record(path: Path, record: dict[str, Any]) -> None:
+    """Add a record to a file that has one a line.
+
+    Raises:
+        WriteError: the disk is full.
+    """
+    with _writing(path), path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record) + "\n")
+
+
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
     try:
@@ -75,7 +85,9 @@ def keep_until(path: Path, step: int) -> None:
     """Drop the records of steps after `step`, which a resumed run is about to write again, and
     lines that a crash cut off."""
     with _writing(path):
-        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+        if not path.exists():
+            return
+        text = path.read_text(encoding="utf-8", errors="replace")
         kept = [line for line in text.splitlines(keepends=True) if _step_of(line) <= step]
         replace_text(path, "".join(kept))
 

@@ -29,6 +29,7 @@ FREE = (
     "run.steps",
     "run.eval_every",
     "run.save_every",
+    "run.sample_every",
     "run.recompute",
     "run.stages",
     "run.times",

@@ -62,6 +62,7 @@ class Run:
         trace: which steps are recorded; None: none.
         known: the sizes of a model that was made before: they may be more than `config` says.
         weights: by global name, whole, what a new run begins with; None: initial values.
+        kept: texts that each checkpoint keeps beside, by file name; see huggingface/origin.py.
     """
 
     config: RunConfig
@@ -76,6 +77,7 @@ class Run:
     trace: TraceFile | None = None
     known: Config | None = None
     weights: Mapping[str, Array] | None = None
+    kept: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def sizes(self) -> Config:

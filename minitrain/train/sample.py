@@ -14,11 +14,15 @@ from minitrain.array import from_host
 from minitrain.machine import fitting_blas_threads, set_blas_threads
 from minitrain.train import folder
 from minitrain.train.checkpoint import files
-from minitrain.train.checkpoint.manifest import CheckpointError
+from minitrain.train.checkpoint.manifest import CheckpointError, step_of
 from minitrain.train.checkpoint.weights import load_model
+from minitrain.train.data.tokenizer import mostly_text, show
 from minitrain.train.generate import Sampling, generate
 from minitrain.train.huggingface.origin import Origin
-from minitrain.train.metrics import largest_product
+from minitrain.train.metrics import append_record, largest_product
+from minitrain.train.run import Run
+
+SAMPLE = 200  # tokens of a text that nobody asked for by itself
 
 
 class Sample(NamedTuple):
@@ -37,7 +41,48 @@ class Sample(NamedTuple):
 def sample(path: Path, tokens: int, sampling: Sampling, prompt: bytes = b"", *, xp: Any = np,
            past_end: bool = False) -> Sample:  # fmt: skip
     """Let the model of a checkpoint continue a prompt, see `Writer`."""
-    return Writer(path, xp).write(tokens, sampling, prompt, past_end=past_end)
+    writer = Writer(path, xp)
+    writer.fit_threads()
+    return writer.write(tokens, sampling, prompt, past_end=past_end)
+
+
+class Samples:
+    """Has the model write a text at checkpoints that are due for one; a `train.run.Reporter`.
+
+    Each is kept in samples.jsonl of the run's folder, and told as a note.
+    """
+
+    def __init__(self, run: Run, say: Callable[[str], None]):
+        self.due, self.say, self.xp = run.config.run.samples_at, say, run.xp
+        self.file = run.folder.samples
+
+    def opened(self, path: Path) -> None:
+        """Where they are kept."""
+        self.file = folder.RunFolder(path).samples
+
+    def step(self, record: dict[str, Any]) -> None:
+        """Nothing to do."""
+
+    def evaluation(self, record: dict[str, Any]) -> None:
+        """Nothing to do."""
+
+    def note(self, line: str) -> None:
+        """Nothing to do."""
+
+    def saved(self, path: Path) -> None:
+        """Write a text, if one is due; with the BLAS threads of the run, on whose number its bits
+        depend.
+
+        Raises:
+            WriteError: the disk is full.
+        """
+        step = step_of(path)
+        if not self.due(step):
+            return
+        text = Writer(path, self.xp).write(SAMPLE, Sampling()).text
+        append_record(self.file, {"step": step, "text": text.decode("utf-8", "replace")})
+        words = show(text) if mostly_text(text) else "(it writes no text yet)"
+        self.say(f"a sample after step {step}:\n{words}")
 
 
 class Writer:
@@ -52,6 +97,10 @@ class Writer:
         self.ends = Origin.load(path).ids("eos_token_id")
         for parameter in self.model.parameters().values():
             parameter.array = from_host(parameter.array, xp)
+
+    def fit_threads(self) -> None:
+        """Give this process as many BLAS threads as a token's products are worth."""
+        set_blas_threads(fitting_blas_threads(largest_product(self.model.config, 1)))
 
     def write(self, tokens: int, sampling: Sampling, prompt: bytes = b"", *,
               past_end: bool = False,
@@ -69,7 +118,6 @@ class Writer:
         """
         before = self.tokenizer.encode(prompt).tolist()
         given = len(self._decoded(before))
-        set_blas_threads(fitting_blas_threads(largest_product(self.model.config, 1)))
         ids: list[int] = []
         ends = () if past_end else self.ends
         first = before or [self.tokenizer.start]

@@ -49,7 +49,7 @@ class Loop:
             done, stopped = self._advance(done)
             if done % section.eval_every == 0 or done == section.steps:
                 self._evaluate(done)
-            if done % section.save_every == 0:
+            if section.saves_at(done):
                 self._save(done)
         if self.saved != done:
             self._save(done)
@@ -112,7 +112,8 @@ class Loop:
     def _next_end(self, done: int) -> int:
         """The next step after which there is something to evaluate or save."""
         section = self.task.config.run
-        ends = ((done // every + 1) * every for every in (section.eval_every, section.save_every))
+        cadences = section.eval_every, section.save_every, section.sample_every
+        ends = ((done // every + 1) * every for every in cadences if every is not None)
         return min(section.steps, *ends)
 
     def _record(self, record: dict[str, Any]) -> None:
@@ -159,6 +160,7 @@ class Loop:
             task.corpus,
             apart,
             task.layout,
+            task.kept,
         )
         if path is not None:
             for listener in self.listeners:

@@ -16,6 +16,7 @@ from minitrain.train.config.resolve import check
 from minitrain.train.config.sections import RunConfig
 from minitrain.train.data.tokenizer import Tokenizer
 from minitrain.train.huggingface import pretrained
+from minitrain.train.huggingface.origin import Origin
 from minitrain.train.sample import find
 
 OWN = ("model.context", "model.dropout")
@@ -28,12 +29,14 @@ class WarmStart(NamedTuple):
     Attributes:
         path: of the checkpoint, or of the folder in Hugging Face's layout.
         weights: by global name, whole.
+        origin: what a Hugging Face folder says beside, for the way back.
     """
 
     path: Path
     sizes: Config
     tokenizer: Tokenizer
     weights: Mapping[str, Array]
+    origin: Origin
 
     def fitted(self, config: RunConfig, asked: Mapping[str, Any]) -> RunConfig:
         """A run's configuration with this model's sizes and tokenizer in it.
@@ -78,12 +81,12 @@ def read(path: Path) -> WarmStart:
         UserError: there is none that is whole and one of ours.
     """
     if os.path.exists(path / "config.json"):
-        model, tokenizer = pretrained.read(path)
+        (model, tokenizer), origin = pretrained.read(path), pretrained.read_origin(path)
     else:
         path = find(path)
-        model, tokenizer = load_model(path)
+        (model, tokenizer), origin = load_model(path), Origin.load(path)
     weights = {name: parameter.array for name, parameter in model.parameters().items()}
-    return WarmStart(path, model.config, tokenizer, weights)
+    return WarmStart(path, model.config, tokenizer, weights, origin)
 
 
 def sizes_with(sizes: Config, config: RunConfig) -> Config:

@@ -55,7 +55,7 @@ def test_there_and_back_again(tmp_path: Path) -> None:
     ("source", "words"),
     [
         ("nowhere", "nowhere is neither a checkpoint nor a run that has one"),
-        ("bert", "model_type 'bert' is neither gpt2 nor llama"),
+        ("bert", "model_type 'bert' is none of gpt2, llama, qwen2, mistral"),
         ("broken", "broken does not hold a whole model"),
         ("list", "config.json holds [1], not an object of names and values"),
         (

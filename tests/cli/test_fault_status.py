@@ -178,7 +178,7 @@ def test_a_configuration_nested_without_end_is_refused() -> None:
         ("n_layer", '"many"', "layers must be a whole number"),
         ("initializer_range", "1" + "0" * 400, "a number that is too large"),
         ("n_layer", "9" * 5000, "does not hold a whole model: config.json"),
-        ("model_type", "[3]", "is neither gpt2 nor llama"),
+        ("model_type", "[3]", "is none of gpt2, llama, qwen2, mistral"),
     ],
 )
 def test_a_config_json_with_odd_values_is_refused(key: str, value: str, words: str) -> None:

@@ -11,6 +11,7 @@ import pytest
 from command import SMALL, invoke, train, trained
 
 from minitrain.nn import Llama, LlamaConfig
+from minitrain.train.data.text import Corpus
 from minitrain.train.data.tokenizer import ByteTokenizer
 from minitrain.train.huggingface import pretrained
 
@@ -89,3 +90,41 @@ def test_what_is_no_model_is_refused(folder: Path) -> None:
     result = train("--from", "nowhere", *ON)
     assert result.exit_code == 2
     assert "nowhere is neither a checkpoint nor a run that has one" in result.stderr
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "qwen2", "mistral"])
+def test_fine_tuning_begins_with_the_loss_of_transformers_and_goes_back_there(
+    folder: Path, family: str
+) -> None:
+    transformers = pytest.importorskip("transformers", reason="pip install 'minitrain[peers]'")
+    torch = pytest.importorskip("torch", reason="pip install 'minitrain[peers]'")
+    torch.manual_seed(3)
+    own = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16}
+    others = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
+              "num_key_value_heads": 2, "intermediate_size": 40,
+              "max_position_embeddings": 16}  # fmt: skip
+    sizes = own if family == "gpt2" else others
+    if family == "mistral":
+        sizes = {**sizes, "sliding_window": None}
+    config = transformers.AutoConfig.for_model(
+        family, vocab_size=256, bos_token_id=1, eos_token_id=2, **sizes
+    )
+    peer = transformers.AutoModelForCausalLM.from_config(config).eval()
+    peer.save_pretrained("theirs")
+    trained("--from", "theirs", *ON, "--run-dir", "new", "--layout", "dp2")
+    corpus = Corpus.load(str(folder / "new.txt"), 16, ByteTokenizer())
+    nats, count = 0.0, 0
+    for batch in corpus.evaluation(16, 8):
+        with torch.no_grad():
+            logits = peer(torch.from_numpy(batch.tokens)).logits.flatten(0, 1)
+        labels = torch.from_numpy(batch.labels).flatten()
+        nats += float(torch.nn.functional.cross_entropy(logits, labels, reduction="sum"))
+        count += batch.valid
+    found = losses("new")
+    assert found[0] == pytest.approx(nats / count, abs=1e-5)
+    assert found[6] < found[0] - 0.05
+    assert invoke("convert", "new", "out").exit_code == 0
+    again = transformers.AutoModelForCausalLM.from_pretrained("out").eval()
+    assert (again.config.bos_token_id, again.config.eos_token_id) == (1, 2)
+    assert again.config.model_type == family
+    assert again(torch.zeros(1, 16, dtype=torch.int64)).logits.shape == (1, 16, 256)

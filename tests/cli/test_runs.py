@@ -64,7 +64,7 @@ def test_two_runs_are_compared_to_the_bit(folder: Path) -> None:
     ("args", "words"),
     [
         (("a", "nowhere"), "nowhere does not hold a run"),
-        (("a", "a", "--csv", "no/such.csv"), "cannot write no/such.csv"),
+        (("a", "a", "--csv", "no/such.csv"), "cannot write the figures no/such.csv: no is not a"),
     ],
 )
 def test_what_cannot_be_compared_is_one_line(args: tuple[str, ...], words: str) -> None:
@@ -72,3 +72,39 @@ def test_what_cannot_be_compared_is_one_line(args: tuple[str, ...], words: str) 
     result = invoke("compare", *args)
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
     assert words in result.stderr
+
+
+def test_all_figures_go_into_other_programs_files(folder: Path) -> None:
+    """CSV, and TensorBoard's events; of a folder of runs, or of one run."""
+    pytest.importorskip("tensorboardX", reason="pip install 'minitrain[tensorboard]'")
+    from tensorboardX.proto.event_pb2 import Event
+
+    for name in ("a", "b"):
+        trained(*SMALL, "--run-dir", f"some/{name}")
+    assert invoke("runs", "some", "--csv", "all.csv", "--tensorboard", "tb").exit_code == 0
+    with Path("all.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["run"] for row in rows} == {"some/a", "some/b"}
+    [path] = Path("tb/a").iterdir()
+    found, data, at = {}, path.read_bytes(), 0
+    while at < len(data):  # a record: its length in 8 bytes, 4 of a checksum, itself, 4 again
+        size = int.from_bytes(data[at : at + 8], "little")
+        event = Event.FromString(data[at + 12 : at + 12 + size])
+        found |= {(value.tag, event.step): value.simple_value for value in event.summary.value}
+        at += size + 16
+    records = map(json.loads, Path("some/a/metrics.jsonl").read_text().splitlines())
+    for record in records:
+        key = "loss" if "loss" in record else "val_loss"
+        tag = f"{'train' if key == 'loss' else 'held_out'}/{key}", record["step"]
+        assert found[tag] == pytest.approx(record[key], rel=1e-6)
+    assert json.loads(invoke("runs", "some/b", "--json").stdout)[0]["run"] == "some/b"
+
+
+def test_figures_that_cannot_be_written_are_one_line(folder: Path) -> None:
+    trained(*SMALL, "--run-dir", "runs/a")
+    for option, words in (("--csv", "text.txt/x is not a folder"), ("--tensorboard", "another")):
+        result = invoke(
+            "runs", option, "text.txt/x" if option == "--tensorboard" else "text.txt/x/y"
+        )
+        assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+        assert words in result.stderr

@@ -70,6 +70,7 @@ OTHER: dict[str, tuple[Any, dict[str, Any]]] = {
     "run.recompute": ("full", {}),
     "run.eval_every": (1, {}),
     "run.save_every": (1, {}),
+    "run.sample_every": (2, {}),
 }
 TIMES = {"tokens_per_second", "flops_per_second", "step_seconds", "comm_seconds", "peak_bytes"}
 TIMES |= {"val_seconds"}

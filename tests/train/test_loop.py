@@ -130,7 +130,7 @@ def test_memory_does_not_grow_with_steps(tmp_path: Path) -> None:
     run = run_of(tmp_path, config(steps=60, eval_every=10, save_every=25), "dp2")
     tracemalloc.start()
     try:
-        run_ranks(2, lambda group: loop.train(group, run, Watch() if group.rank == 0 else None))
+        run_ranks(2, lambda group: loop.train(group, run, Watch()))
     finally:
         tracemalloc.stop()
     assert held[1] < held[0] * 1.02 + 20_000

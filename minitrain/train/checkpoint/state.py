@@ -27,6 +27,7 @@ from minitrain.train.step import Stepper
 def save(
     stepper: Stepper, folder: Path, step: int, config: RunConfig, corpus: Corpus,
     apart: Group | None = None, layout: Layout | None = None,
+    kept: Mapping[str, str] | None = None,
 ) -> Path | None:  # fmt: skip
     """Write a checkpoint of a run: each distinct piece once, by the first rank that holds it.
 
@@ -35,6 +36,7 @@ def save(
     Args:
         apart: ranks with the same weights, each with a stepper and an optimizer's state of its own.
         layout: of the run, where this model's ranks are but some of it; None: the model's.
+        kept: other texts that go along, by file name.
 
     Raises:
         TrainingError: on all ranks alike, a weight that is not finite; nothing is written then.
@@ -63,7 +65,7 @@ def save(
             sources=dict(corpus.sources),
             checksums=sums,
         )
-        path = draft.finish(about, corpus.tokenizer.files)
+        path = draft.finish(about, {**corpus.tokenizer.files, **(kept or {})})
     world.barrier()
     return path
 

@@ -65,9 +65,9 @@ def _sync_conflicts(config: RunConfig) -> Iterator[str]:
         yield f"sync.times = {sync.times}: a step takes some time; use numbers of at least 1"
     if sync.times is None and sync.jitter:
         yield f"sync.jitter = {sync.jitter} is of --worker-times; give them, or leave it out"
-    for name in ("eval_every", "save_every"):
+    for name in ("eval_every", "save_every", "sample_every"):
         cadence = getattr(config.run, name)
-        if sync.mode == "local" and cadence % sync.every:
+        if sync.mode == "local" and cadence is not None and cadence % sync.every:
             near = max(1, cadence // sync.every) * sync.every
             yield (
                 f"run.{name} = {cadence} is not a multiple of sync.every = {sync.every}, at which "

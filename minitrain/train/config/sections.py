@@ -182,6 +182,17 @@ class RunSection:
     )
     eval_every: Count = _option(250, "steps between evaluations on the held-out text")
     save_every: Count = _option(500, "steps between checkpoints; the last step has one too")
+    sample_every: Count | None = _option(
+        None, "steps between texts that the model writes, which need a checkpoint; none: at the end"
+    )
+
+    def saves_at(self, step: int) -> bool:
+        """Whether a checkpoint is due after a step."""
+        return step % self.save_every == 0 or self.samples_at(step)
+
+    def samples_at(self, step: int) -> bool:
+        """Whether a text is."""
+        return self.sample_every is not None and step % self.sample_every == 0
 
     @property
     def stage_sizes(self) -> tuple[int, ...] | None:

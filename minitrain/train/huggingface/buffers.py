@@ -9,6 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from minitrain.autograd.rotary import frequencies
 from minitrain.errors import UserError
 from minitrain.nn.config import Config, LlamaConfig
 
@@ -50,7 +51,7 @@ def _expected(config: Config, name: str, x: np.ndarray[Any, Any]) -> tuple[str, 
     if not isinstance(config, LlamaConfig):
         return "a learned table of positions", False
     width = config.width // config.heads
-    angles = config.base ** -(np.arange(0, width, 2) / width)
+    angles = frequencies(width, config.base, config.stretch)
     info: Any = ml_dtypes.finfo
     bound = 16 * float(info(x.dtype).eps)  # theirs are rounded more than once
     close = x.shape == angles.shape and np.allclose(x.astype(np.float64), angles, bound, 0)

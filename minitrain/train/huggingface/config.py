@@ -1,4 +1,4 @@
-"""Hugging Face's config.json of GPT-2 and Llama, to our configurations and back.
+"""Hugging Face's config.json of GPT-2, and of Llama and its kin, to our configurations and back.
 
 Every key is used, or fixed to what our models compute, or has no part in the logits and is kept for
 the way back; any other is refused by name: a model that is nearly the right one computes something
@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from minitrain.errors import UserError
 from minitrain.nn.config import Config, GPTConfig, LlamaConfig
-
-
-class FamilyError(UserError):
-    """A config.json of a model that is not one of ours."""
-
+from minitrain.train.huggingface.keys import FamilyError, check, check_known
+from minitrain.train.huggingface.rope import rope as rope_of
+from minitrain.train.huggingface.rope import stretch as stretch_of
+from minitrain.train.huggingface.rope import stretch_to
 
 # Keys whose value our models fix: name -> the values that mean the same, the default first.
 _GPT_FIXED: dict[str, tuple[Any, ...]] = {
@@ -28,17 +26,20 @@ _GPT_FIXED: dict[str, tuple[Any, ...]] = {
 }
 _LLAMA_FIXED: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu", "swish"),
-    "attention_bias": (False,),
-    "mlp_bias": (False,),
     "attention_dropout": (0.0, None),
 }
-# `type` is an older name of rope_type.
-_ROPE_FIXED: dict[str, tuple[Any, ...]] = {
-    "rope_type": ("default",),
-    "type": ("default",),
-    "factor": (1.0, None),
-    "partial_rotary_factor": (1.0, None),
+# What Llama's kin have beside; Qwen2 has biases in attention without a key that says so.
+_KIN_FIXED: dict[str, dict[str, tuple[Any, ...]]] = {
+    "llama": {"attention_bias": (False,), "mlp_bias": (False,)},
+    "qwen2": {"use_sliding_window": (False,)},
+    "mistral": {},
 }
+_KIN_KNOWN = {
+    "llama": (),
+    "qwen2": ("sliding_window", "max_window_layers", "layer_types"),
+    "mistral": ("sliding_window",),
+}
+_CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}
 # Keys that are used, and those that have no part in the logits.
 _GPT_KNOWN = (
     *("vocab_size", "n_positions", "n_ctx", "n_layer", "n_head", "n_embd", "n_inner"),
@@ -59,9 +60,6 @@ _BOTH_KNOWN = (
     *("is_decoder", "chunk_size_feed_forward", "tokenizer_class", "prefix"),
     *("gradient_checkpointing", "attn_implementation", "torchscript", "use_bfloat16"),
 )
-_KNOWN_PREFIXES = ("_", "summary_", "output_")
-
-
 _NAMES: dict[type, str] = {GPTConfig: "gpt2 models", LlamaConfig: "llama models"}
 
 
@@ -74,12 +72,13 @@ def config_from(theirs: dict[str, Any]) -> Config:
     if not isinstance(theirs, dict):
         raise FamilyError(f"config.json holds {theirs!r:.40}, not an object of names and values")
     family = theirs.get("model_type")
-    if family not in ("gpt2", "llama"):
+    if family not in ("gpt2", *_KIN_FIXED):
         raise FamilyError(
-            f"model_type {family!r} is neither gpt2 nor llama, the families that minitrain has"
+            f"model_type {family!r} is none of gpt2, {', '.join(_KIN_FIXED)}, the families that "
+            "minitrain has"
         )
     try:
-        return _gpt_from(theirs) if family == "gpt2" else _llama_from(theirs)
+        return _gpt_from(theirs) if family == "gpt2" else _llama_from(theirs, family)
     except KeyError as error:
         raise FamilyError(f"config.json of a {family} lacks the key {error}") from None
     except OverflowError as error:
@@ -108,9 +107,9 @@ def config_to(config: Config, dtype: str, kept: dict[str, Any] | None = None) ->
 
 
 def _gpt_from(theirs: dict[str, Any]) -> GPTConfig:
-    _check(theirs, _GPT_FIXED)
-    _check_known(theirs, [*_GPT_FIXED, *_GPT_KNOWN, *_BOTH_KNOWN])
-    _check({"n_ctx": theirs.get("n_ctx")}, {"n_ctx": (theirs["n_positions"], None)})
+    check(theirs, _GPT_FIXED)
+    check_known(theirs, [*_GPT_FIXED, *_GPT_KNOWN, *_BOTH_KNOWN])
+    check({"n_ctx": theirs.get("n_ctx")}, {"n_ctx": (theirs["n_positions"], None)})
     rates = {name: theirs.get(name, 0.1) for name in ("embd_pdrop", "attn_pdrop", "resid_pdrop")}
     if any(rate != rates["resid_pdrop"] for rate in rates.values()):
         raise FamilyError(f"{rates} differ, but a model here has one dropout rate; set them equal")
@@ -146,47 +145,46 @@ def _gpt_to(config: GPTConfig) -> dict[str, Any]:
     }
 
 
-def _llama_from(theirs: dict[str, Any]) -> LlamaConfig:
-    _check(theirs, _LLAMA_FIXED)
-    _check_known(theirs, [*_LLAMA_FIXED, *_LLAMA_KNOWN, *_BOTH_KNOWN])
-    rope = _rope(theirs)
+def _llama_from(theirs: dict[str, Any], family: str) -> LlamaConfig:
+    fixed = _LLAMA_FIXED | _KIN_FIXED[family]
+    check(theirs, fixed)
+    check_known(theirs, [*fixed, *_LLAMA_KNOWN, *_KIN_KNOWN[family], *_BOTH_KNOWN])
+    _check_layers(theirs.get("layer_types"))
+    rope, context = rope_of(theirs), theirs["max_position_embeddings"]
+    if family == "mistral":  # within its window attention is what it is elsewhere
+        context = min(context, theirs.get("sliding_window") or context)
     config = LlamaConfig(
         vocab=theirs["vocab_size"],
-        context=theirs["max_position_embeddings"],
+        context=context,
         layers=theirs["num_hidden_layers"],
         heads=theirs["num_attention_heads"],
         kv_heads=theirs.get("num_key_value_heads"),
         width=theirs["hidden_size"],
         hidden=theirs["intermediate_size"],
+        biased=family == "qwen2",
         base=rope.get("rope_theta", 10000.0),
+        stretch=stretch_of(rope),
         epsilon=theirs.get("rms_norm_eps", 1e-6),
         tied=theirs.get("tie_word_embeddings", False),
         std=theirs.get("initializer_range", 0.02),
     )
-    _check(theirs, {"head_dim": (config.width // config.heads, None)})
+    check(theirs, {"head_dim": (config.width // config.heads, None)})
     return config
 
 
-def _rope(theirs: dict[str, Any]) -> dict[str, Any]:
-    """What a config.json says of rotary positions: in a part of its own since version 5, before
-    that among the others and in rope_scaling."""
-    older = ("rope_theta", "partial_rotary_factor")
-    found = {name: theirs[name] for name in older if name in theirs}
-    _check(found, _ROPE_FIXED)
-    for name in ("rope_scaling", "rope_parameters"):
-        part = theirs.get(name) or {}
-        if not isinstance(part, dict):
-            raise FamilyError(f"config.json has {name} = {part!r}, not names and values")
-        _check(part, _ROPE_FIXED, f"{name}.")
-        _check_known(part, ["rope_theta", *_ROPE_FIXED], f"{name}.")
-        found |= part
-    return found
+def _check_layers(kinds: list[str] | None) -> None:
+    for kind in kinds or ():
+        if kind != "full_attention":
+            raise FamilyError(
+                f"config.json has layer_types with {kind!r}, but layers here have 'full_attention'"
+            )
 
 
 def _llama_to(config: LlamaConfig) -> dict[str, Any]:
+    family = "qwen2" if config.biased else "llama"
     return {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
+        "model_type": family,
+        "architectures": [_CLASSES[family]],
         "vocab_size": config.vocab,
         "max_position_embeddings": config.context,
         "num_hidden_layers": config.layers,
@@ -196,27 +194,10 @@ def _llama_to(config: LlamaConfig) -> dict[str, Any]:
         "hidden_size": config.width,
         "intermediate_size": config.features,
         "rope_theta": config.base,
+        **stretch_to(config.stretch),
         "rms_norm_eps": config.epsilon,
         "initializer_range": config.std,
         "bos_token_id": None,
         "eos_token_id": None,
-        **{name: values[0] for name, values in _LLAMA_FIXED.items()},
+        **{name: values[0] for name, values in (_LLAMA_FIXED | _KIN_FIXED[family]).items()},
     }
-
-
-def _check(theirs: dict[str, Any], fixed: dict[str, tuple[Any, ...]], part: str = "") -> None:
-    for name, values in fixed.items():
-        if theirs.get(name, values[0]) not in values:
-            raise FamilyError(
-                f"config.json has {part}{name} = {theirs[name]!r}, but the models here have "
-                f"{values[0]!r}"
-            )
-
-
-def _check_known(theirs: dict[str, Any], known: list[str], part: str = "") -> None:
-    for name, value in theirs.items():
-        if name not in known and not name.startswith(_KNOWN_PREFIXES):
-            raise FamilyError(
-                f"config.json has {part}{name} = {value!r:.40}, which minitrain doesn't know; take "
-                "it out if nothing that the model computes depends on it"
-            )

@@ -30,7 +30,7 @@ class Entry:
 
     Attributes:
         ours: its global name.
-        theirs: one name; or one for each index of our axis 1 (keys and values, gate and up).
+        theirs: one name; or one for each index of our axis `inner` (keys and values, gate and up).
         inner: how many of our axes are summed over, which makes ours a matrix (in, out); 0 for
             vectors, which are flattened.
         turned: whether their matrix is (out, in).
@@ -43,7 +43,8 @@ class Entry:
 
     def cut(self, x: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
         """Their arrays, contiguous, from ours."""
-        pieces = [x] if len(self.theirs) == 1 else [x[:, i] for i in range(len(self.theirs))]
+        count = len(self.theirs)
+        pieces = [x] if count == 1 else [x.take(i, axis=self.inner) for i in range(count)]
         matrices = [piece.reshape(self._matrix(piece.shape)) for piece in pieces]
         return {
             # safetensors would write a view that is not contiguous wrongly, and silently.
@@ -54,13 +55,15 @@ class Entry:
     def join(self, arrays: Arrays, shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
         """Our array of this shape and dtype, contiguous, from theirs."""
         pieces = [self._piece(name, arrays[name], shape, dtype) for name in self.theirs]
-        whole = pieces[0] if len(pieces) == 1 else np.stack(pieces, axis=1)
+        whole = pieces[0] if len(pieces) == 1 else np.stack(pieces, axis=self.inner)
         # Not astype(copy=False) alone: a view of theirs would keep the turned order, or the file.
         return np.array(whole.reshape(shape), dtype, order="C")
 
     def _piece(self, name: str, x: Any, shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
         """One of their arrays as (in, out), refused if it is of another shape than that makes."""
-        one = shape if len(self.theirs) == 1 else shape[:1] + shape[2:]
+        one = shape
+        if len(self.theirs) > 1:
+            one = shape[: self.inner] + shape[self.inner + 1 :]
         expected = self._matrix(one)[::-1] if self.turned else self._matrix(one)
         if x.shape != expected:
             raise WeightsError(f"{name} has the shape {x.shape}, but the model needs {expected}")
@@ -196,6 +199,9 @@ def _llama(config: LlamaConfig) -> Iterator[Entry]:
         for name, (others, inner) in linears.items():
             names = tuple([f"{theirs}.{other}.weight" for other in others])
             yield Entry(f"{ours}.{name}.weight", names, inner, turned=True)
+        for name in ("attention.q", "attention.kv") if config.biased else ():
+            names = tuple([f"{theirs}.{other}.bias" for other in linears[name][0]])
+            yield Entry(f"{ours}.{name}.bias", names)
     yield Entry("norm.weight", ("model.norm.weight",))
     if not config.tied:
         yield Entry("head.weight", ("lm_head.weight",), inner=1)

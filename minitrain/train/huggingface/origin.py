@@ -50,6 +50,10 @@ class Origin:
         files = {name: base64.b64decode(text) for name, text in tree["files"].items()}
         return cls(tree["config"], tree["kinds"], files)
 
+    def kept(self) -> dict[str, str]:
+        """What a checkpoint keeps of it, by file name."""
+        return {} if self.config is None else {FILE: self.text()}
+
     def text(self) -> str:
         """What `load` reads."""
         files = {name: base64.b64encode(x).decode() for name, x in self.files.items()}

@@ -128,7 +128,7 @@ def test_config_json_round_trips(config: GPTConfig | LlamaConfig) -> None:
         ("gpt", {"activation_function": "relu"}, "activation_function = 'relu'"),
         ("gpt", {"attn_pdrop": 0.2}, "set them equal"),
         ("gpt", {"layer_norm_epsilon": 1e-3}, "layer_norm_epsilon = 0.001"),
-        ("gpt", {"model_type": "bert"}, "model_type 'bert' is neither gpt2 nor llama"),
+        ("gpt", {"model_type": "bert"}, "model_type 'bert' is none of gpt2, llama, qwen2, mistral"),
         ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling"),
         ("llama", {"rope_parameters": {"rope_type": "yarn"}}, "rope_type = 'yarn'"),
         ("llama", {"rope_parameters": {"type": "linear", "factor": 2.0}}, "type = 'linear'"),
