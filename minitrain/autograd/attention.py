@@ -14,7 +14,8 @@ from minitrain.autograd.blocks import check_seal, seal
 from minitrain.autograd.dropout import WeightDropout
 from minitrain.autograd.function import Function, Grads, Needs
 from minitrain.autograd.tensor import Tensor
-from minitrain.autograd.tiles import Rule, block_backward, block_forward, row_delta
+from minitrain.autograd.tile import Rule
+from minitrain.autograd.tiles import block_backward, block_forward, row_delta
 
 
 class Attention(Function):

@@ -28,7 +28,7 @@ import numpy as np
 from minitrain.array import Array, from_host, namespace
 from minitrain.autograd import functional as F
 from minitrain.autograd.tensor import Tensor
-from minitrain.autograd.tiles import Rule
+from minitrain.autograd.tile import Rule
 from minitrain.comm.group import Group
 from minitrain.cut import cut_sizes
 from minitrain.layout import Layout

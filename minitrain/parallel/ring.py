@@ -9,7 +9,8 @@ from typing import Any
 from minitrain.array import Array, namespace
 from minitrain.autograd.blocks import check_seal, seal
 from minitrain.autograd.function import Function, Grads, Needs
-from minitrain.autograd.tiles import Rule, block_backward, block_forward, merge, row_delta
+from minitrain.autograd.tile import Rule
+from minitrain.autograd.tiles import block_backward, block_forward, merge, row_delta
 from minitrain.comm.group import Group
 from minitrain.parallel.regions import PURPOSE
 

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minitrain.array import hash_grid
-from minitrain.autograd import attention_reference, tiles
+from minitrain.autograd import attention_reference, tile
 from minitrain.autograd.dropout import WeightDropout
-from minitrain.autograd.tiles import Rule, block_backward, block_forward, merge, row_delta
+from minitrain.autograd.tile import Rule
+from minitrain.autograd.tiles import block_backward, block_forward, merge, row_delta
 
 SIZES = st.integers(1, 3)
 
@@ -56,8 +57,8 @@ def blocks(draw: Any) -> Drawn:
 def small_tiles() -> Iterator[None]:
     """Tiles so small that even these arrays have several."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tiles, "ROWS", 3)
-        patch.setattr(tiles, "TILE", 12)
+        patch.setattr(tile, "ROWS", 3)
+        patch.setattr(tile, "TILE", 12)
         yield
 
 
@@ -145,7 +146,7 @@ def test_a_block_that_no_query_sees_computes_nothing(monkeypatch: pytest.MonkeyP
     def fail(*args: Any) -> Any:
         raise AssertionError
 
-    monkeypatch.setattr(tiles.Tile, "scores", fail)
+    monkeypatch.setattr(tile.Tile, "scores", fail)
     x = np.ones((2, 4, 2, 3))
     rule = Rule(np.arange(4), np.arange(4, 8), True, 1.0)
     out, lse = block_forward(x, x, x, rule)

@@ -11,7 +11,7 @@ from drawn_fused import FUSED
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minitrain.autograd import blocks, tiles
+from minitrain.autograd import blocks, tile
 from minitrain.autograd.check import check_vjp
 from minitrain.autograd.tensor import Tensor
 
@@ -23,8 +23,8 @@ def test_fused_equals_composed(name: str, data: Any) -> None:
     with pytest.MonkeyPatch.context() as patch:
         if data.draw(st.booleans()):  # blocks so small that even these arrays have several
             patch.setattr(blocks, "PIECE", 4)
-            patch.setattr(tiles, "ROWS", 2)
-            patch.setattr(tiles, "TILE", 6)
+            patch.setattr(tile, "ROWS", 2)
+            patch.setattr(tile, "TILE", 6)
         compare(case)
 
 

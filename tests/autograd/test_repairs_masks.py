@@ -4,6 +4,7 @@ receives gradient 0 passes 0 on, whatever the slope."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -235,3 +236,50 @@ def test_a_gradient_of_a_dropped_weight_may_be_infinite(dtype: str) -> None:
     out.backward(grad_out)
     assert np.isfinite(q.grad).all()
     assert np.isfinite(k.grad).all()
+
+
+def attended(arrays: dict[str, Any], grad_out: Any, **rule: Any) -> tuple[Any, dict[str, Any]]:
+    tensors = {name: Tensor(x, requires_grad=True) for name, x in arrays.items()}
+    out = F.attention(*tensors.values(), **rule)
+    out.backward(grad_out)
+    return out.array, {name: x.grad for name, x in tensors.items()}
+
+
+HIDDEN = {"plain": (4, 1.0), "grouped": (2, 1.0), "dropout": (4, 0.5)}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("value", [INF, -INF, np.nan])
+@pytest.mark.parametrize("name", ["q", "k", "v", "grad"])
+@pytest.mark.parametrize("kind", HIDDEN)
+def test_what_a_query_does_not_see_may_be_infinite(
+    kind: str, name: str, value: float, dtype: str
+) -> None:
+    """Position 70 of 75 in one head of one sample: rows before it, other heads and samples are as
+    ever, forward and backward; and a key has nothing of the queries that don't see it."""
+    kv_heads, keep = HIDDEN[kind]
+    rng, at = np.random.default_rng(0), 70
+    shapes = {"q": 4, "k": kv_heads, "v": kv_heads, "grad": 4}
+    arrays = {n: rng.normal(size=(2, 75, heads, 3)).astype(dtype) for n, heads in shapes.items()}
+    rule: dict[str, Any] = {}
+    if kind == "dropout":
+        rule["dropout"] = F.WeightDropout(1 - keep, 3, np.arange(2), np.arange(4))
+    arrays["grad"][:, at:] = 0 if name != "grad" else arrays["grad"][:, at:]
+    broken = {n: x.copy() for n, x in arrays.items()}
+    broken[name][1, at, 1, 2] = value
+    clean_out, clean = attended(dict(list(arrays.items())[:3]), arrays["grad"], **rule)
+    out, found = attended(dict(list(broken.items())[:3]), broken["grad"], **rule)
+    same = np.ones((2, 75), bool)
+    if name != "grad":
+        same[1, at : at + 1 if name == "q" else 75] = False
+    bound = {"float64": 1e-13, "float32": 1e-5, "float16": 2e-3}[dtype]  # sums in another order
+    equal = partial(np.testing.assert_allclose, rtol=bound, atol=bound)
+    equal(out[same], clean_out[same])
+    if name == "grad":  # keys that the query sees have a part of it, later ones have not
+        for each in ("k", "v"):
+            equal(found[each][1, at + 1 :], clean[each][1, at + 1 :])
+            equal(found[each][0], clean[each][0])
+        assert not np.isfinite(found["v"][1, at]).all()
+    else:  # the rows that it breaks get no gradient, so nothing of it comes back
+        for each, grad in found.items():
+            equal(grad, clean[each])

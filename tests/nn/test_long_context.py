@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from minitrain import nn
-from minitrain.autograd import tiles
+from minitrain.autograd import tile
 
 T = 4096
 SIZES: dict[str, Any] = {"vocab": 16, "context": T, "layers": 1, "width": 64}
@@ -44,5 +44,5 @@ def test_memory_grows_with_the_context_and_not_with_its_square(name: str) -> Non
 
 def test_a_tile_of_all_rows_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the bounds are for: the scores of one head, with every query against every key."""
-    monkeypatch.setattr(tiles, "ROWS", T)
+    monkeypatch.setattr(tile, "ROWS", T)
     assert peak_of_a_step("llama", T) > 4 * T * T

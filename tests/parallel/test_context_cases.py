@@ -17,7 +17,8 @@ from tiny_model import TINY, labelled
 from toy_model import Unchanged
 
 from minitrain.autograd.tensor import Tensor
-from minitrain.autograd.tiles import Rule, Tile, block_backward, block_forward, merge
+from minitrain.autograd.tile import Rule, Tile
+from minitrain.autograd.tiles import block_backward, block_forward, merge
 from minitrain.batch import IGNORE, Batch
 from minitrain.comm import run_ranks
 from minitrain.comm.group import Group

@@ -13,7 +13,7 @@ import numpy as np
 
 from minitrain.array import Array
 from minitrain.autograd.function import Grads, Needs
-from minitrain.autograd.tiles import Rule
+from minitrain.autograd.tile import Rule
 from minitrain.batch import IGNORE, Batch
 from minitrain.comm.group import Group
 from minitrain.nn import AttentionCore
