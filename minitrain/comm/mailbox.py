@@ -133,6 +133,7 @@ def _deadlock(world: World) -> str:
             frame = frames.get(rank.thread)
             where = call_site(frame) if frame is not None else "an unknown place"
             rows.append(f"  rank {rank.rank} waits to {what}, at {where}")
+        rows += [f"    and before that failed there: {each.failure}" for each in rank.failed]
     done, sends = world.size - world.live, _left(world, world.sent)
     head = f"deadlock: each of the {world.live} live ranks waits, and no message is on its way:"
     tail = [f"  ranks that have already returned: {done}"] if done else []

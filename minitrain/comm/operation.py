@@ -16,6 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from minitrain.array import Array
+from minitrain.comm.errors import MismatchError
 from minitrain.comm.ledger import Record
 from minitrain.comm.reduction import Combine
 from minitrain.comm.transport import Request, Route, Transport
@@ -157,14 +158,16 @@ class Operation:
                 self.pending = next(self._steps)
         except StopIteration as stop:
             self._result, self.done = stop.value, True
+            self.pending = ()
         except BaseException as error:
             self._error, self.done = error, True
+            if not isinstance(error, MismatchError):  # which all have, and nothing is on its way
+                # What it still receives is posted, into memory that must not go meanwhile.
+                self._transport.failed.append(self)
             raise
         finally:
-            if self.done:
-                self.pending = ()
-                if self in self._transport.active:
-                    self._transport.active.remove(self)
+            if self.done and self in self._transport.active:
+                self._transport.active.remove(self)
         return True
 
     def wait(self) -> Any:
@@ -194,6 +197,11 @@ class Operation:
         if self._error is not None:
             raise self._error
         return self._result
+
+    @property
+    def failure(self) -> str:
+        """With what it failed, in words."""
+        return f"{type(self._error).__name__}: {self._error}"
 
     def abandon(self, error: Exception) -> None:
         """Give up what will not come to its end: `wait` raises the error."""

@@ -60,6 +60,7 @@ class Transport(ABC):
         check: steps → the same, after the members have compared their calls; None: they don't.
         nodes: the node that each rank runs on, as numbers.
         active: this rank's operations in flight, oldest first.
+        failed: those that ended with an error; members of a group may still send to them.
         outbox: receiver → what was copied to be sent there and has not left yet, oldest first.
         sequences: channel → the number of collectives started on it so far.
         ledgers: how many are open on this rank: with none, nothing is counted.
@@ -75,6 +76,7 @@ class Transport(ABC):
     def __init__(self, rank: int, size: int, nodes: Sequence[int]) -> None:
         self.rank, self.size, self.nodes = rank, size, nodes
         self.active: list[Operation] = []
+        self.failed: list[Operation] = []
         self.outbox: dict[int, deque[Request]] = {}
         self.sequences: dict[int, int] = defaultdict(int)
         self.ledgers = 0

@@ -160,3 +160,22 @@ def test_a_message_is_not_lost_to_a_receive_that_another_error_has_interrupted()
 
     run_ranks(2, program)
     run_ranks(2, program, synchronous=True)
+
+
+def test_a_deadlock_tells_which_operation_failed_before() -> None:
+    """The wait for another message hides its error, but not what ranks then wait for in vain."""
+
+    def rank(group: Group) -> None:
+        if group.rank == 0:
+            group.irecv(1, like=np.zeros(3))
+            group.recv(1, tag=5)
+        else:
+            group.send(np.ones(4), 0)
+            group.recv(0)
+
+    with pytest.raises(DeadlockError) as caught:
+        run_ranks(2, rank)
+    assert "rank 0 waits to receive from rank 1" in str(caught.value)
+    assert "failed there: ValueError: rank 0 expected float64 (3,) from rank 1, which sent" in str(
+        caught.value
+    )

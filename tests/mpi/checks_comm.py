@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from minitrain.comm import Group, LauncherError, MismatchError, device
+from minitrain.comm.errors import CommError
 from minitrain.comm.group import NonBlocking
 from minitrain.comm.mpi import job, wire
 
@@ -120,7 +121,21 @@ def check_a_collective_of_another_size_is_refused(group: Group) -> None:
         mine = np.ones(4 - group.rank)
         want = rf"expected float64 \({mine.size},\) from rank {1 - group.rank}, which sent "
         with pytest.raises(ValueError, match=want):
-            group.all_gather(mine, sizes=[mine.size] * 2)
+            group.subgroup(range(2), axis="refused").all_gather(mine, sizes=[mine.size] * 2)
+
+
+def check_a_group_whose_collective_has_failed_is_not_used_until_its_tags_come_again(
+    group: Group,
+) -> None:
+    """What the failed call has not received would be taken for the 256th one's after it."""
+    if group.size == 2:
+        broken = group.subgroup(range(2), axis="broken")
+        with pytest.raises(ValueError, match="which sent"):
+            broken.all_gather(np.ones(4 - group.rank), sizes=[4 - group.rank] * 2)
+        for _ in range(255):
+            assert broken.all_reduce(np.ones(1)) == 2
+        with pytest.raises(CommError, match=r"has failed before .*; make a new group"):
+            broken.all_reduce(np.ones(1))
 
 
 def check_more_may_be_in_flight_than_there_are_tags(group: Group) -> None:

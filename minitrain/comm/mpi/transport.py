@@ -76,10 +76,21 @@ class MPITransport(Transport):
             high, low = divmod(channel % (_COMMS * self._tags), self._tags)
             address = Address(self._comms[high], low << _SEQUENCE_BITS | number, channel)
             self._addresses[channel, number] = address
-        elif self.active and sequence != number:
+        elif sequence != number:
             for operation in [each for each in self.active if each.route is address]:
                 operation.wait()
+            self._check_unbroken(address)
         return address
+
+    def _check_unbroken(self, address: Address) -> None:
+        """Refuse a tag on which receives of a call that failed may still be posted."""
+        for operation in self.failed:
+            if operation.route is address:
+                name = self._names.get(address.channel, "this group")
+                raise CommError(
+                    f"a collective of {name} has failed before ({operation.failure}), and what it "
+                    "did not receive would be taken for this one's; make a new group"
+                )
 
     def send(self, x: Array, dest: int, route: Address, *, copy: bool = False,
              header: bool = False) -> Request:  # fmt: skip
@@ -158,8 +169,10 @@ class MPITransport(Transport):
     def _report_stall(self, pending: Sequence[Sequence[Request]], waited: float) -> None:
         """Say for what this rank waits; the ranks that wait for each other all do."""
         waits = "; ".join(self._waits(pending))
+        before = "".join(f"; before that failed: {each.failure}" for each in self.failed)
         report(
-            f"minitrain: rank {self.rank} has waited {waited:.0f} s to {waits}, at {call_site()}\n"
+            f"minitrain: rank {self.rank} has waited {waited:.0f} s to {waits}, at {call_site()}"
+            f"{before}\n"
         )
         if self._options.stall_abort:
             abort(MPI, 3)
