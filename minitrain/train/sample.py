@@ -94,7 +94,10 @@ class Writer:
 
     def __init__(self, path: Path, xp: Any = np):
         self.model, self.tokenizer = load_model(path)
-        self.ends = Origin.load(path).ids("eos_token_id")
+        origin = Origin.load(path)
+        self.ends = origin.ids("eos_token_id")
+        # What was trained elsewhere has seen no text without it; what was trained here, none with.
+        self.opening = self.tokenizer.opening if origin.config is not None else ()
         for parameter in self.model.parameters().values():
             parameter.array = from_host(parameter.array, xp)
 
@@ -108,7 +111,8 @@ class Writer:
         """Continue a prompt by so many tokens, or to the text's end.
 
         Args:
-            prompt: an empty one makes the model begin a text, after its tokenizer's `start`.
+            prompt: comes after what the tokenizer of a converted model puts before a text; without
+                either the model begins a text, after its tokenizer's `start`.
             past_end: go on after a converted model's eos_token_id, which else ends a text.
             heard: told after each token what has been written, without the prompt; it ends there
                 if that says so.
@@ -120,7 +124,7 @@ class Writer:
         given = len(self._decoded(before))
         ids: list[int] = []
         ends = () if past_end else self.ends
-        first = before or [self.tokenizer.start]
+        first = [*self.opening, *before] or [self.tokenizer.start]
         for token in generate(self.model, first, tokens, sampling, ends=ends):
             ids.append(token)
             if heard(self._decoded(before + ids)[given:]):

@@ -45,6 +45,13 @@ class SubwordTokenizer:
         starts = [inner.token_to_id(token) for token in (*_STARTS, *_NEWLINES)]
         self.start: int = next((i for i in starts if i is not None), 0)
 
+    @property
+    def opening(self) -> tuple[int, ...]:
+        """What its post-processor puts before a text, such as Llama's <|begin_of_text|>."""
+        ids, plain = (self.inner.encode("a", add_special_tokens=each).ids for each in (True, False))
+        before = next((i for i in range(len(ids)) if ids[i : i + len(plain)] == plain), 0)
+        return tuple(ids[:before])
+
     @classmethod
     def load(cls, path: Path) -> SubwordTokenizer:
         """The tokenizer of a tokenizer.json, or of a folder that holds one."""

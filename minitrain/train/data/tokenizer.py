@@ -32,6 +32,10 @@ class Tokenizer(Protocol):
         """The id that a text begins after, where nothing comes before it."""
 
     @property
+    def opening(self) -> tuple[int, ...]:
+        """The ids that its own template puts before every text; none of a tokenizer without one."""
+
+    @property
     def spec(self) -> str:
         """What `tokenizer_of` makes the same one from, in a folder that holds its `files`."""
 
@@ -55,6 +59,7 @@ class ByteTokenizer:
 
     vocab = 256
     start = ord("\n")  # a text begins as a line does
+    opening: tuple[int, ...] = ()
     spec = "byte"
     files: Mapping[str, str] = {}
 
@@ -78,6 +83,7 @@ class IdTokenizer:
     """Ids whose text nobody has, such as those of a .bin file; their text is the numbers."""
 
     start = 0
+    opening: tuple[int, ...] = ()
     files: Mapping[str, str] = {}
 
     def __init__(self, vocab: int):
