@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 
 from minitrain.train.config.option import NONE, Option
-from minitrain.train.config.resolve import DEFAULT, PRESETS, resolve
+from minitrain.train.config.resolve import DEFAULT, PRESETS, asked, resolve
 from minitrain.train.config.sections import OPTIONS, RunConfig
+from minitrain.train.config.sources import from_file
 
 from .arguments import Given, given_path
 from .groups import GroupedOption
@@ -33,6 +35,12 @@ class ConfigSources(NamedTuple):
     file: str | None
     sets: tuple[str, ...]
     flags: dict[str, str]
+
+    def said(self) -> set[str]:
+        """The keys that the command line or its file says something of."""
+        return set(asked(self.sets, self.flags)) | (
+            set(from_file(Path(self.file), OPTIONS)) if self.file else set()
+        )
 
     def resolve(self) -> RunConfig:
         """The configuration.

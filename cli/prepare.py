@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from minitrain.train.warm_start import WarmStart
 
 
-def prepare(given: ConfigSources, ranks: Ranks, run_dir: str | None, resume: bool,
+def prepare(given: ConfigSources, ranks: Ranks, run_dir: str | None, resume: str | None,
             origin: str | None, trace: TraceFile | None) -> Run:  # fmt: skip
     """Everything that can be refused, before anything is written or sent."""
     from minitrain.array import keep_memory
@@ -34,6 +34,7 @@ def prepare(given: ConfigSources, ranks: Ranks, run_dir: str | None, resume: boo
     from minitrain.train.checkpoint.weights import load_tokenizer
     from minitrain.train.config.resolve import asked, from_values
     from minitrain.train.config.resolve import notes as config_notes
+    from minitrain.train.config.sources import layout_in
     from minitrain.train.data.text import Corpus
     from minitrain.train.pipeline import notes as schedule_notes
     from minitrain.train.pipeline import resettled, settled
@@ -44,13 +45,15 @@ def prepare(given: ConfigSources, ranks: Ranks, run_dir: str | None, resume: boo
     keep_memory()
     xp = ranks.array_module()
     _check_readable_by_all(ranks, given.file)
-    before = _origin(origin, resume)
+    before = _origin(origin, resume is not None)
     config, at, start, notes = _start(given, run_dir, resume)
     if before:
         config = before.fitted(config, asked(given.sets, given.flags))
     manifest = read_manifest(start) if start else None
-    if manifest:
-        ranks = ranks.going_on(Layout.parse(manifest.layout))
+    file = at.config if start else given.file and Path(given.file)
+    layout = (layout_in(file) if file else None) or (manifest and manifest.layout)
+    if layout:
+        ranks = ranks.going_on(Layout.parse(layout))
     _check_readable_by_all(ranks, config.data.path, config.data.val_path, config.data.tokenizer)
     # A run that goes on has its tokenizer in the checkpoint, trained or not.
     tokenizer: Any = before.tokenizer if before else config.data.tokenizer
@@ -139,16 +142,24 @@ def _origin(path: str | None, resume: bool) -> WarmStart | None:
 
 
 def _start(
-    given: ConfigSources, run_dir: str | None, resume: bool
+    given: ConfigSources, run_dir: str | None, resume: str | None
 ) -> tuple[RunConfig, RunFolder, Path | None, list[str]]:
     """The configuration of a run and its folder; of one that goes on also the checkpoint to start
     from, and what differs from before."""
     from minitrain.train import folder
     from minitrain.train.config.resolve import preset_called
-    from minitrain.train.resume import absolute, resumed
+    from minitrain.train.resume import absolute, resumed, resumed_if_there
 
     at = folder.RunFolder(Path(run_dir)) if run_dir else None
-    if resume:
+    if resume == "auto":
+        at = at or folder.newest_if_any()
+        config = absolute(given.resolve())
+        found = resumed_if_there(at, config, given.said()) if at else None
+        if found and at:
+            return found[0], at, found[1], found[2]
+        if at and at.config.exists():
+            return config, replace(at, unfinished=True), None, []
+    elif resume:
         if given.preset or given.file:
             raise click.UsageError(
                 "--resume takes the run's own configuration: no --preset, --config"

@@ -39,7 +39,9 @@ if TYPE_CHECKING:
 @click.option(
     "--run-dir", type=given_path, metavar="DIR", help="Where the run is kept. [runs/NNNN-PRESET]"
 )
-@click.option("--resume", is_flag=True, help="Go on with the run in --run-dir, or the newest one.")
+@click.option("--resume", is_flag=False, flag_value="run", type=click.Choice(["run", "auto"]),
+              metavar="[auto]", help="Go on with the run in --run-dir, or the newest one; auto: "
+              "start one where there is none.")  # fmt: skip
 @click.option(
     "--from",
     "origin",
@@ -60,7 +62,7 @@ if TYPE_CHECKING:
 @rank_options
 @config_options
 def train(given: ConfigSources, ranks: Ranks, trace: TraceFile | None, run_dir: str | None,
-          origin: str | None, resume: bool, dry_run: bool, print_config: bool,
+          origin: str | None, resume: str | None, dry_run: bool, print_config: bool,
           report: Path | None, as_json: bool) -> int:  # fmt: skip
     """Train a language model on text.
 
@@ -99,7 +101,7 @@ def train(given: ConfigSources, ranks: Ranks, trace: TraceFile | None, run_dir: 
 def _print_config(run: Run, as_json: bool) -> int:
     from minitrain.train.config.resolve import to_toml, values
 
-    tell(json.dumps(values(run.config)) if as_json else to_toml(run.config).rstrip())
+    tell(json.dumps(values(run.config)) if as_json else to_toml(run.config, run.layout).rstrip())
     return 0
 
 

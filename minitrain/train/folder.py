@@ -31,10 +31,12 @@ class RunFolder:
 
     Attributes:
         numbered: nobody named it: its number is only a proposal until `claim`.
+        unfinished: what a run without a checkpoint has left in it may be replaced.
     """
 
     path: Path
     numbered: bool = False
+    unfinished: bool = False
 
     @property
     def metrics(self) -> Path:
@@ -162,7 +164,8 @@ class RunFolder:
         """
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
-            if new:  # "x": of two runs that start at once in one folder, one gets it
+            # "x": of two runs that start at once in one folder, one gets it.
+            if new and not self.unfinished:
                 with self.config.open("x", encoding="utf-8") as file:
                     file.write(config)
             else:
@@ -185,6 +188,11 @@ def next_free(preset: str, runs: Path = RUNS) -> RunFolder:
     """The folder of a new run: runs/NNNN-preset, one number above the highest there is."""
     number = max(_all_numbers(runs), default=0) + 1
     return RunFolder(runs / f"{number:04d}-{preset}", numbered=True)
+
+
+def newest_if_any(runs: Path = RUNS) -> RunFolder | None:
+    """The run with the highest number; None if there is none."""
+    return newest(runs) if _numbers(runs) else None
 
 
 def newest(runs: Path = RUNS) -> RunFolder:

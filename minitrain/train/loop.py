@@ -44,9 +44,9 @@ def train(group: Group, run: Run, *reporters: Reporter) -> Outcome:
         if group.rank == 0:
             folder = run.folder.claim()
             stack.enter_context(folder.in_use())
-            folder.create(to_toml(run.config), new=run.start is None)
+            folder.create(to_toml(run.config, run.layout), new=run.start is None)
             for path in (folder.metrics, folder.samples):
-                keep_until(path, done)
+                keep_until(path, done if run.start else -1)
             listeners.append(stack.enter_context(MetricsFile(folder.metrics)))
             listeners += reporters
             run = replace(run, folder=folder)

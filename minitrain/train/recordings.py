@@ -110,7 +110,7 @@ class Recordings:
         self.stepper.model.worker.follow(pipeline.given(config, layout))
         self.run = replace(self.run, config=config)
         if trace is not None:
-            self.run.folder.create(to_toml(config), new=False)
+            self.run.folder.create(to_toml(config, self.run.layout), new=False)
             self._tell(
                 f"zb-auto: the schedule for {_told(times)} is kept in {self.run.folder.config}"
             )

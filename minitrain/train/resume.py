@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,9 @@ FREE = (
     "run.eval_every",
     "run.save_every",
     "run.sample_every",
+    "run.saving",
+    "run.keep",
+    "run.check_replicas",
     "run.recompute",
     "run.stages",
     "run.times",
@@ -57,6 +60,32 @@ def resumed(
     """
     start = _start_of(folder)
     config = absolute(resolve(file=folder.config, sets=sets, flags=flags))
+    return _going_on(folder, start, config)
+
+
+def resumed_if_there(
+    folder: RunFolder, config: RunConfig, said: Collection[str]
+) -> tuple[RunConfig, Path, list[str]] | None:
+    """The same for a command that starts the run where there is none: then None.
+
+    Args:
+        config: of the run as it would be started.
+        said: the keys that were said, by which cadences and the like change.
+
+    Raises:
+        As `resumed`; FolderError also if the folder holds something else than a run.
+    """
+    if not os.path.isfile(folder.config) or files.newest(folder.checkpoints) is None:
+        return None
+    start = _start_of(folder)
+    old, new = read_manifest(start).config, values(config)
+    left = {key: old[key] for key in FREE if key in old and key not in said}
+    return _going_on(folder, start, from_values({**new, **left}))
+
+
+def _going_on(
+    folder: RunFolder, start: Path, config: RunConfig
+) -> tuple[RunConfig, Path, list[str]]:
     old, new = values(from_values(read_manifest(start).config)), values(config)
     changed = [key for key in old if old[key] != new[key]]
     refused = [

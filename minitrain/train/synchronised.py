@@ -11,7 +11,8 @@ from minitrain.comm.group import Group
 from minitrain.layout import Layout
 from minitrain.parallel.worker import Loss
 from minitrain.train import build
-from minitrain.train.checkpoint import state
+from minitrain.train.checkpoint import keeping, state
+from minitrain.train.checkpoint.background import Saving
 from minitrain.train.data.windows import evaluated_together
 from minitrain.train.metrics import (
     flops_per_token,
@@ -19,6 +20,7 @@ from minitrain.train.metrics import (
     router_figures,
 )
 from minitrain.train.recordings import Recordings
+from minitrain.train.replicas import check_replicas
 from minitrain.train.run import Outcome, Reporter, Run
 from minitrain.train.step import Stepper
 
@@ -33,6 +35,7 @@ class Loop:
         self.loss: float | None = None
         self.validation: dict[str, Any] = {}
         self.saved = -1
+        self.saving: Saving | None = None
 
     def run(self, done: int) -> Outcome:
         """Steps done + 1 to the last.
@@ -40,19 +43,28 @@ class Loop:
         Raises:
             WriteError: at the end, if the trace could not be written.
         """
-        section = self.task.config.run
         self._begin(done)
-        stopped = 0
+        try:
+            return self._run(done)
+        finally:
+            if self.saving is not None:  # what ends the run is told, and not what ends a save
+                self.saving.thread.join()
+
+    def _run(self, done: int) -> Outcome:
+        section, stopped = self.task.config.run, 0
         if done == 0:
             self._evaluate(0)
         while done < section.steps and not stopped:
             done, stopped = self._advance(done)
+            if section.check_replicas is not None and done % section.check_replicas == 0:
+                check_replicas(self.stepper, done)
             if done % section.eval_every == 0 or done == section.steps:
                 self._evaluate(done)
             if section.saves_at(done):
                 self._save(done)
         if self.saved != done:
             self._save(done)
+        self._saved()
         self._end()
         value = self.validation.get
         if done == section.steps:
@@ -149,19 +161,29 @@ class Loop:
         return loss
 
     def _save(self, step: int) -> None:
+        self._saved()
         self.saved = step
-        task = self.task
+        task, run = self.task, self.task.config.run
         apart = self.group if task.config.sync.mode == "local" else None
-        path = state.save(
-            self.stepper,
-            task.folder.checkpoints,
-            step,
-            task.config,
-            task.corpus,
-            apart,
-            task.layout,
-            task.kept,
-        )
-        if path is not None:
-            for listener in self.listeners:
-                listener.saved(path)
+        val_loss = self.validation.get("val_loss") if self.validation.get("step") == step else None
+        rest = (task.folder.checkpoints, step, task.config, task.corpus, apart, task.layout,
+                task.kept, val_loss)  # fmt: skip
+        if run.saving == "background":
+            self.saving = state.begin_save(self.stepper, *rest)
+        else:
+            self._tell(state.save(self.stepper, *rest))
+
+    def _saved(self) -> None:
+        """A checkpoint that was on its way to the disk is there."""
+        if self.saving is not None:
+            saving, self.saving = self.saving, None
+            self._tell(saving.wait())
+
+    def _tell(self, path: Path | None) -> None:
+        """Of a checkpoint that is whole; on the first rank."""
+        if path is None:
+            return
+        if self.task.config.run.keep is not None:
+            keeping.keep(path.parent, self.task.config.run.keep)
+        for listener in self.listeners:
+            listener.saved(path)

@@ -23,7 +23,7 @@ FLAGS = """
     --optimizer --lr --min-lr --warmup --schedule
     --beta1 --beta2 --epsilon --momentum --weight-decay --clip --freeze
     --steps --seed --dtype --recompute --stages --times --memory --instructions
-    --eval-every --save-every --sample-every
+    --eval-every --save-every --saving --keep --check-replicas --sample-every
     --sync --staleness --pull --staleness-rate --worker-times --worker-jitter
     --sync-every --outer-lr --outer-momentum
 """.split()  # noqa: SIM905

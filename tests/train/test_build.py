@@ -71,6 +71,9 @@ OTHER: dict[str, tuple[Any, dict[str, Any]]] = {
     "run.eval_every": (1, {}),
     "run.save_every": (1, {}),
     "run.sample_every": (2, {}),
+    "run.saving": ("background", {}),
+    "run.keep": (1, {}),
+    "run.check_replicas": (1, {}),
 }
 TIMES = {"tokens_per_second", "flops_per_second", "step_seconds", "comm_seconds", "peak_bytes"}
 TIMES |= {"val_seconds"}

@@ -34,7 +34,7 @@ from minitrain.train.checkpoint.manifest import (
     step_of,
     to_text,
 )
-from minitrain.train.disk import WriteError, advice, checksum, flush, listing
+from minitrain.train.disk import WriteError, advice, checksum, flush, listing, replace_text
 from minitrain.train.download import problem
 
 PARTIAL = re.compile(r"\.step-\d{6,}\.part$")
@@ -86,6 +86,11 @@ class Draft:
             self.temporary.rename(self.target)
             flush(self.folder)
         return self.target
+
+    def note(self, name: str, content: str) -> None:
+        """Write a small text, whole or not at all."""
+        with self._writing(0):
+            replace_text(self.temporary / name, content)
 
     def _write(self, name: str, content: str) -> None:
         (self.temporary / name).write_text(content, encoding="utf-8")
@@ -222,11 +227,16 @@ def match(shapes: Mapping[str, tuple[int, ...]], manifest: Manifest, path: Path)
             raise CheckpointError(f"{path}: {key} has shape {found[key]}, not {shape}")
 
 
-def newest(folder: Path) -> Path | None:
-    """The whole checkpoint of the highest step in a folder; None if there is none."""
+def whole(folder: Path) -> list[Path]:
+    """The whole checkpoints in a folder, by step."""
     found = [
         path
         for path in listing(folder)
         if NAME.match(path.name) and os.path.isfile(path / "manifest.json")
     ]
-    return max(found, key=step_of, default=None)
+    return sorted(found, key=step_of)
+
+
+def newest(folder: Path) -> Path | None:
+    """The whole checkpoint of the highest step in a folder; None if there is none."""
+    return next(reversed(whole(folder)), None)

@@ -23,6 +23,7 @@ _KINDS: dict[str, Any] = {
     **dict.fromkeys(("layout", "text", "tokenizer"), str),
     **dict.fromkeys(("model", "config", "arrays", "checksums", "sources"), dict),
     "loss_scale": dict | None,
+    "val_loss": int | float | None,
 }
 
 
@@ -49,6 +50,7 @@ class Manifest:
             part of these elements, flattened, "flat": [start, stop].
         loss_scale: state of mixed precision; None without.
         blas: BLAS threads of a rank, which the order of sums in a product depends on; 0: unknown.
+        val_loss: of an evaluation after this step; None if there was none.
         sources: the text files that it was trained on, see `reading.Text`.
         checksums: of each file beside the manifest, by name; none in what was written before there
             were any. On the disk there is one of the manifest too, without it.
@@ -64,6 +66,7 @@ class Manifest:
     text: str = ""
     loss_scale: dict[str, float] | None = None
     blas: int = 0
+    val_loss: float | None = None
     sources: dict[str, str] = field(default_factory=dict)
     checksums: dict[str, str] = field(default_factory=dict)
 

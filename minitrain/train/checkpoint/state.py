@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from minitrain.machine import blas_threads_now
 from minitrain.nn.config import to_values as config_values
 from minitrain.parallel.placement import Placement
 from minitrain.train.checkpoint import files
+from minitrain.train.checkpoint.background import Saving
 from minitrain.train.checkpoint.files import Draft, file_of
 from minitrain.train.checkpoint.manifest import Manifest, read_manifest, reading
 from minitrain.train.config.resolve import values
@@ -27,7 +29,7 @@ from minitrain.train.step import Stepper
 def save(
     stepper: Stepper, folder: Path, step: int, config: RunConfig, corpus: Corpus,
     apart: Group | None = None, layout: Layout | None = None,
-    kept: Mapping[str, str] | None = None,
+    kept: Mapping[str, str] | None = None, val_loss: float | None = None,
 ) -> Path | None:  # fmt: skip
     """Write a checkpoint of a run: each distinct piece once, by the first rank that holds it.
 
@@ -37,37 +39,65 @@ def save(
         apart: ranks with the same weights, each with a stepper and an optimizer's state of its own.
         layout: of the run, where this model's ranks are but some of it; None: the model's.
         kept: other texts that go along, by file name.
+        val_loss: of an evaluation after this step.
 
     Raises:
         TrainingError: on all ranks alike, a weight that is not finite; nothing is written then.
     """
-    model, draft, path = stepper.model, Draft(folder, step), None
-    weights = model.lives.views(model.lives.weights)
+    world, draft, mine = _begin(stepper, folder, step, apart)
+    sums = _all_sums(world, draft.add(world.rank, mine) if mine else None)
+    path = None
+    if world.rank == 0:
+        about = _about(stepper, step, config, corpus, apart, layout, val_loss)
+        texts = {**corpus.tokenizer.files, **(kept or {})}
+        path = draft.finish(replace(about, checksums=sums), texts)
+    world.barrier()
+    return path
+
+
+def begin_save(
+    stepper: Stepper, folder: Path, step: int, config: RunConfig, corpus: Corpus,
+    apart: Group | None = None, layout: Layout | None = None,
+    kept: Mapping[str, str] | None = None, val_loss: float | None = None,
+) -> Saving:  # fmt: skip
+    """The same, of a copy and in the background; before the next one, wait for this one."""
+    world, draft, mine = _begin(stepper, folder, step, apart)
+    about = None
+    if world.rank == 0:
+        about = _about(stepper, step, config, corpus, apart, layout, val_loss)
+    return Saving(draft, world.rank, mine, about, {**corpus.tokenizer.files, **(kept or {})})
+
+
+def _begin(stepper: Stepper, folder: Path, step: int, apart: Group | None
+           ) -> tuple[Group, Draft, dict[str, Array]]:  # fmt: skip
+    """The ranks that write, their draft, once its folder is there, and what this one writes."""
+    model, draft = stepper.model, Draft(folder, step)
     world = apart or model.mesh.world
-    check_finite_everywhere(world, list(model.table), weights)
+    check_finite_everywhere(world, list(model.table), model.lives.views(model.lives.weights))
     mine = _own_state(stepper, apart.rank) if apart and apart.rank else _pieces(stepper)
     if world.rank == 0:
         draft.begin()
     world.barrier()
-    sums = _all_sums(world, draft.add(world.rank, mine) if mine else None)
-    if world.rank == 0:
-        about = Manifest(
-            step=step,
-            updates=stepper.updates,
-            layout=str(layout or model.mesh.layout),
-            model=config_values(model.module.config),
-            text=corpus.digest,
-            tokenizer=corpus.tokenizer.spec,
-            config=values(config),
-            arrays=_entries(stepper, apart.size if apart else 1),
-            loss_scale=None if stepper.loss_scale is None else stepper.loss_scale.state(),
-            blas=blas_threads_now(),
-            sources=dict(corpus.sources),
-            checksums=sums,
-        )
-        path = draft.finish(about, {**corpus.tokenizer.files, **(kept or {})})
-    world.barrier()
-    return path
+    return world, draft, mine
+
+
+def _about(stepper: Stepper, step: int, config: RunConfig, corpus: Corpus, apart: Group | None,
+           layout: Layout | None, val_loss: float | None) -> Manifest:  # fmt: skip
+    model = stepper.model
+    return Manifest(
+        step=step,
+        updates=stepper.updates,
+        layout=str(layout or model.mesh.layout),
+        model=config_values(model.module.config),
+        text=corpus.digest,
+        tokenizer=corpus.tokenizer.spec,
+        config=values(config),
+        arrays=_entries(stepper, apart.size if apart else 1),
+        loss_scale=None if stepper.loss_scale is None else stepper.loss_scale.state(),
+        blas=blas_threads_now(),
+        val_loss=val_loss,
+        sources=dict(corpus.sources),
+    )
 
 
 def _all_sums(world: Group, mine: str | None) -> dict[str, str]:

@@ -61,6 +61,11 @@ def _sync_conflicts(config: RunConfig) -> Iterator[str]:
             f"run.dtype = float16 has a loss scale, on which ranks of --sync {sync.mode} would not "
             "agree; take --dtype bfloat16 or float32"
         )
+    if sync.mode != "sync" and config.run.check_replicas is not None:
+        yield (
+            f"run.check_replicas = {config.run.check_replicas} compares ranks after each step, but "
+            f"those of --sync {sync.mode} go apart; leave one of them out"
+        )
     if sync.worker_times is not None and 0 in sync.worker_times:
         yield f"sync.times = {sync.times}: a step takes some time; use numbers of at least 1"
     if sync.times is None and sync.jitter:

@@ -65,6 +65,12 @@ Instructions: TypeAlias = Annotated[
 Held: TypeAlias = Annotated[float, Rule("a finite number of at least 1", lambda x: x >= 1)]
 
 
+def setting(default: Any, help: str, flag: str | None = None) -> Any:
+    """A field with its default and help; `flag` where the flag is not called as the field is."""
+    metadata = {"help": help} if flag is None else {"help": help, "flag": flag}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
 def _is_read(read: Callable[[str], object], text: str) -> bool:
     try:
         read(text)

@@ -124,9 +124,10 @@ def from_values(stored: Mapping[str, Any]) -> RunConfig:
     return config
 
 
-def to_toml(config: RunConfig) -> str:
-    """A TOML file of every option: resolve(file=…) of it gives an equal configuration."""
-    return write(values(config))
+def to_toml(config: RunConfig, layout: object = None) -> str:
+    """A TOML file of every option: resolve(file=…) of it gives an equal configuration; above them
+    the layout of its ranks, if it is given."""
+    return ("" if layout is None else f'layout = "{layout}"\n\n') + write(values(config))
 
 
 def _build(given: Mapping[str, Any]) -> RunConfig:

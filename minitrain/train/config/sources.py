@@ -28,6 +28,9 @@ def from_file(path: Path, options: OptionTable) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:  # not UTF-8, or not TOML
         twice = "; a key or section may be given once only" if _doubled(error) else ""
         raise ConfigError(f"{source} is not a TOML file: {error}{twice}") from None
+    layout = tree.pop("layout", "dp1")  # which is of the ranks; see `layout_in`
+    if not isinstance(layout, str):
+        raise ConfigError(f'{source}: layout must be words such as "dp2,tp2", not {layout!r}')
     if not tree:
         raise ConfigError(f"{source} sets nothing; give it lines such as [optimizer] and lr = 1e-4")
     values = {}
@@ -36,6 +39,15 @@ def from_file(path: Path, options: OptionTable) -> dict[str, Any]:
             option = _find(f"{section}.{name}", source, options)
             values[option.key] = _checked(option, value, source)
     return values
+
+
+def layout_in(path: Path) -> str | None:
+    """The layout that a TOML file of sections says above these; None if it says none."""
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8-sig")).get("layout")
+    except (OSError, ValueError, RecursionError):  # `from_file` tells
+        return None
+    return found if isinstance(found, str) else None
 
 
 def _doubled(error: Exception) -> bool:

@@ -294,7 +294,7 @@ def test_two_fields_with_one_flag_are_a_mistake() -> None:
 
 
 def test_every_option_has_help_and_a_legal_default() -> None:
-    assert len(OPTIONS) == 59
+    assert len(OPTIONS) == 62
     for option in OPTIONS.values():
         assert option.help
         assert "\n" not in option.help
