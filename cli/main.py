@@ -29,13 +29,16 @@ COMMANDS = {
     "eval": ("evaluate", "evaluate"),
     "runs": ("runs", "runs"),
     "compare": ("compare", "compare"),
+    "checkpoint": ("checkpoint", "checkpoint"),
     "convert": ("convert", "convert"),
     "doctor": ("doctor", "doctor"),
 }
 
 
 # What one process does: under a launcher that is the first, and the others have nothing to do.
-ALONE = ("show", "runs", "compare", "eval", "generate", "convert", "trace", "doctor")
+ALONE = (
+    *("show", "runs", "compare", "eval", "generate", "checkpoint", "convert", "trace", "doctor"),
+)
 
 
 class Commands(click.Group):

@@ -23,7 +23,8 @@ from minitrain.parallel.async_data import Applied, Push, Server, Worker, work
 from minitrain.parallel.async_links import Links, VirtualClock, serve_worker
 from minitrain.parallel.data import Shares
 from minitrain.parallel.mesh import Mesh
-from minitrain.train.config.sections import RunConfig, SyncSection
+from minitrain.train.config.running import SyncSection
+from minitrain.train.config.sections import RunConfig
 from minitrain.train.step import Stepper, StepResult
 
 SERVER = 0

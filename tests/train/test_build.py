@@ -14,7 +14,9 @@ from minitrain.comm import Group, run_ranks
 from minitrain.layout import Layout
 from minitrain.nn.layers import Linear
 from minitrain.optim import SGD, AdamW
+from minitrain.train import synchronised
 from minitrain.train.build import model_of, optimizer_of, schedule_of, stepper_of
+from minitrain.train.checkpoint.files import Draft
 from minitrain.train.config.sections import OPTIONS, RunConfig
 from minitrain.train.data.text import Corpus
 from minitrain.train.folder import RunFolder
@@ -93,17 +95,27 @@ def effect(
 ) -> tuple[Any, ...]:
     """All that a run leaves behind but times: checkpoints, records, and the work it did."""
     calls: list[tuple[str, str]] = []
-    forward = Linear.forward
+    forward, finish, check = Linear.forward, Draft.finish, synchronised.check_replicas
 
     def counted(linear: Linear, *args: Any) -> Any:
         calls.append((threading.current_thread().name, linear.path))  # by rank
         return forward(linear, *args)
+
+    def finished(draft: Draft, *args: Any) -> Path:
+        calls.append(("saved by", threading.current_thread().name.partition("-")[0]))
+        return finish(draft, *args)
+
+    def checked(*args: Any) -> None:
+        calls.append(("replicas", "checked"))
+        check(*args)
 
     data = given.data
     corpus = Corpus.load(data.path, given.model.context, data.tokenizer, held_out=data.val_path)
     run = Run(given, Layout.parse(layout), corpus, RunFolder(Path(name)), None)
     with monkeypatch.context() as patch:
         patch.setattr(Linear, "forward", counted)
+        patch.setattr(Draft, "finish", finished)
+        patch.setattr(synchronised, "check_replicas", checked)
         run_ranks(run.layout.size, train, run)
     lines = [{k: v for k, v in r.items() if k not in TIMES} for r in records(Path(name))]
     steps = sorted(path.name for path in run.folder.checkpoints.iterdir())
