@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from minitrain.train.checkpoint.manifest import (
 from minitrain.train.disk import WriteError, advice, checksum, flush, listing, replace_text
 from minitrain.train.download import problem
 
-PARTIAL = re.compile(r"\.step-\d{6,}\.part$")
+PARTIAL = re.compile(r"\.step-\d{6,}(\.gone)?\.part$")
 
 
 class Draft:
@@ -87,6 +87,14 @@ class Draft:
             flush(self.folder)
         return self.target
 
+    def _remove(self) -> None:
+        """Take the draft away: its name first and at once, by which other ranks know."""
+        gone = self.folder / f".{self.target.name}.gone.part"
+        with suppress(OSError):
+            self.temporary.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
+        shutil.rmtree(self.temporary, ignore_errors=True)
+
     def note(self, name: str, content: str) -> None:
         """Write a small text, whole or not at all."""
         with self._writing(0):
@@ -101,7 +109,7 @@ class Draft:
         try:
             yield
         except (OSError, SafetensorError) as error:
-            shutil.rmtree(self.temporary, ignore_errors=True)
+            self._remove()
             raise WriteError(
                 f"cannot write the checkpoint {self.target} ({nbytes / 1e6:.1f} MB): {error}; "
                 f"{advice(error)}, then go on with --resume. Earlier checkpoints are untouched"
