@@ -141,7 +141,7 @@ def find(path: Path | None) -> Path:
     Raises:
         CheckpointError, FolderError: there is none.
     """
-    if path is not None and path.is_symlink():  # checkpoints/best
+    if path is not None and os.path.islink(path):  # checkpoints/best
         path = path.resolve()
     run = folder.newest() if path is None else folder.RunFolder(path)
     if os.path.isfile(run.path / "manifest.json"):

@@ -35,6 +35,7 @@ PLACES = [
     ("minitrain.train.step.Stepper.step", ("verify", "dp2", "--steps", "1")),
     ("minitrain.train.sample.generate", ("generate", "run")),
     ("minitrain.train.huggingface.pretrained.write", ("convert", "run", "new")),
+    ("minitrain.train.checkpoint.rewrite.differences", ("checkpoint", "diff", "run", "run")),
     ("minitrain.planner.published.predictions", ("plan", "--published")),
     ("minitrain.train.evaluate.windows", ("eval", "run", "--data", "text.txt")),
     ("minitrain.train.disk.listing", ("runs", ".")),
