@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 
 Point = tuple[float, float]
@@ -106,8 +106,8 @@ def _range(values: Sequence[float]) -> Point:
     return (low, high) if high > low else (low - 0.5, high + 0.5)
 
 
-def _axes(x0: float, x1: float, y0: float, y1: float, place: object) -> Iterator[str]:
-    assert callable(place)
+def _axes(x0: float, x1: float, y0: float, y1: float, place: Callable[[Point], Point]
+          ) -> Iterator[str]:  # fmt: skip
     for value in _ticks(y0, y1, 5):
         _, y = place((x0, value))
         yield f'<line class="rule" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'

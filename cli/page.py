@@ -29,6 +29,7 @@ th, td { padding: .2rem .7rem .2rem 0; text-align: left; border-bottom: 1px soli
 pre { white-space: pre-wrap; overflow-wrap: anywhere; border-left: 3px solid var(--line);
   padding-left: .8rem; } summary { cursor: pointer; padding: .3rem 0; }
 .good { color: var(--good); font-weight: 600; } .bad { color: var(--bad); font-weight: 600; }
+@media (max-width: 40em) { figure { overflow-x: auto; } svg { min-width: 36rem; } }
 .ink { fill: var(--ink); } .soft { fill: var(--faint); } .rule { stroke: var(--line); }
 """
 STYLE += "".join(

@@ -14,7 +14,9 @@ from .options import ConfigSources
 from .ranks import Ranks
 
 if TYPE_CHECKING:
+    from minitrain.train.checkpoint.manifest import Manifest
     from minitrain.train.config.sections import RunConfig
+    from minitrain.train.data.text import Corpus
     from minitrain.train.folder import RunFolder
     from minitrain.train.run import Run
     from minitrain.train.trace_file import TraceFile
@@ -25,8 +27,6 @@ def prepare(given: ConfigSources, ranks: Ranks, run_dir: str | None, resume: str
             origin: str | None, trace: TraceFile | None) -> Run:  # fmt: skip
     """Everything that can be refused, before anything is written or sent."""
     from minitrain.array import keep_memory
-    from minitrain.layout import Layout
-    from minitrain.machine import cores
     from minitrain.nn.config import from_values as sizes_from
     from minitrain.parallel.table import check_layout
     from minitrain.train.asynchronous import check_sync
@@ -34,11 +34,9 @@ def prepare(given: ConfigSources, ranks: Ranks, run_dir: str | None, resume: str
     from minitrain.train.checkpoint.weights import load_tokenizer
     from minitrain.train.config.resolve import asked, from_values
     from minitrain.train.config.resolve import notes as config_notes
-    from minitrain.train.config.sources import layout_in
     from minitrain.train.data.text import Corpus
     from minitrain.train.pipeline import notes as schedule_notes
     from minitrain.train.pipeline import resettled, settled
-    from minitrain.train.resume import blas_before, check_same
     from minitrain.train.run import Run
     from minitrain.train.warm_start import sizes_with
 
@@ -50,10 +48,7 @@ def prepare(given: ConfigSources, ranks: Ranks, run_dir: str | None, resume: str
     if before:
         config = before.fitted(config, asked(given.sets, given.flags))
     manifest = read_manifest(start) if start else None
-    file = at.config if start else given.file and Path(given.file)
-    layout = (layout_in(file) if file else None) or (manifest and manifest.layout)
-    if layout:
-        ranks = ranks.going_on(Layout.parse(layout))
+    ranks = _laid_out(ranks, at.config if start else given.file, manifest)
     _check_readable_by_all(ranks, config.data.path, config.data.val_path, config.data.tokenizer)
     # A run that goes on has its tokenizer in the checkpoint, trained or not.
     tokenizer: Any = before.tokenizer if before else config.data.tokenizer
@@ -80,9 +75,7 @@ def prepare(given: ConfigSources, ranks: Ranks, run_dir: str | None, resume: str
         config = settled(config, ranks.layout)
     blas = None
     if start:
-        notes += check_same(start, corpus, ranks.layout)
-        here = cores() // (1 if ranks.backend == "mpi" else ranks.layout.size)
-        blas, more = blas_before(start, ranks.layout, max(1, here))
+        blas, more = _as_before(start, corpus, ranks)
         notes += more
     if before:
         notes.append(f"weights and tokenizer from {before.path}")
@@ -92,6 +85,27 @@ def prepare(given: ConfigSources, ranks: Ranks, run_dir: str | None, resume: str
         _check_trace(trace, config, step_of(start) if start else 0)
     return replace(run, config=config, notes=tuple(notes), xp=xp, blas=blas, trace=trace,
                    weights=before and before.weights, kept=_kept(before, start))  # fmt: skip
+
+
+def _laid_out(ranks: Ranks, file: Path | str | None, manifest: Manifest | None) -> Ranks:
+    """With the layout that a run's configuration or else its checkpoint says, where the options say
+    none."""
+    from minitrain.layout import Layout
+    from minitrain.train.config.sources import layout_in
+
+    layout = (layout_in(Path(file)) if file else None) or (manifest and manifest.layout)
+    return ranks.going_on(Layout.parse(layout)) if layout else ranks
+
+
+def _as_before(start: Path, corpus: Corpus, ranks: Ranks) -> tuple[int | None, list[str]]:
+    """BLAS threads of a run that goes on, and what is not as it was."""
+    from minitrain.machine import cores
+    from minitrain.train.resume import blas_before, check_same
+
+    notes = check_same(start, corpus, ranks.layout)
+    here = cores() // (1 if ranks.backend == "mpi" else ranks.layout.size)
+    blas, more = blas_before(start, ranks.layout, max(1, here))
+    return blas, notes + more
 
 
 def _check_trace(trace: TraceFile, config: RunConfig, done: int) -> None:
@@ -116,6 +130,17 @@ def _check_readable_by_all(ranks: Ranks, *paths: str | None) -> None:
                 f"{path} is {kind}, which can be read once only, but each MPI rank reads it; keep "
                 "its content in a file and give that, or leave out --backend mpi"
             )
+
+
+def _check_read_again(path: str | None) -> None:
+    """Refuse a configuration that can be read once only, where what it says is asked for twice."""
+    from minitrain.train.data.reading import once_only
+
+    if path is not None and (kind := once_only(path)):
+        raise click.UsageError(
+            f"--resume auto reads --config twice, and {path} is {kind}, which can be read once "
+            "only; keep its content in a file and give that"
+        )
 
 
 def _kept(before: WarmStart | None, start: Path | None) -> dict[str, str]:
@@ -152,6 +177,7 @@ def _start(
 
     at = folder.RunFolder(Path(run_dir)) if run_dir else None
     if resume == "auto":
+        _check_read_again(given.file)
         at = at or folder.newest_if_any()
         config = absolute(given.resolve())
         found = resumed_if_there(at, config, given.said()) if at else None

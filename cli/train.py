@@ -74,6 +74,8 @@ def train(given: ConfigSources, ranks: Ranks, trace: TraceFile | None, run_dir: 
     to stderr is no reason to end; results that cannot be written to stdout are status 2.
     """
     check_here()
+    if report and (dry_run or print_config):
+        raise click.UsageError("--report is of a run; leave out --dry-run and --print-config")
     if report:
         check_target("the report", report)
     run = prepare(given, ranks, run_dir, resume, origin, trace)

@@ -107,9 +107,7 @@ def verify(
     or a verdict that cannot be written to stdout, 3 a hang or a crash.
     """
     if report and (list_faults or all_faults):
-        raise click.UsageError(
-            "--report is about layouts; leave out --list-faults and --all-faults"
-        )
+        raise click.UsageError("--report is of layouts; leave out --list-faults, --all-faults")
     if list_faults:
         faults.list_faults(as_json)
         return EQUAL
@@ -123,18 +121,11 @@ def verify(
     xp = chosen[0].array_module()
     tasks = _tasks(chosen, model, steps, micro_batches, seed, fault)
     chosen[0].launch()
-    from .progress import Counter
-
-    verdicts: list[Verdict] = []
-    references: dict[int, dict[str, Trace]] = {}
-    counter = Counter(len(chosen))
-    for ranks, task in zip(chosen, tasks, strict=True):
-        if task.micro_batches not in references:
-            references[task.micro_batches] = task.reference()
-        with counter.at(str(ranks.layout)):
-            verdicts.append(_judge(ranks, task, references[task.micro_batches], xp, fault))
-        if ranks.first:
-            (say if as_json else tell)(verdicts[-1].line)
+    verdicts = []
+    for verdict in _verdicts(chosen, tasks, xp, fault):
+        verdicts.append(verdict)
+        if chosen[0].first:
+            (say if as_json else tell)(verdict.line)
     status = max(verdict.status for verdict in verdicts)
     if chosen[0].first:
         if as_json:
@@ -209,6 +200,22 @@ def _tasks(
         check_layout(ranks.layout, model, micro_batches=count)
         tasks.append(Task(model, steps=steps, micro_batches=count, seed=seed))
     return tasks
+
+
+def _verdicts(
+    chosen: list[Ranks], tasks: list[Task], xp: Any, fault: str | None
+) -> Iterator[Verdict]:
+    """On one layout after the other; a terminal shows which is at work."""
+    from .progress import Counter
+
+    references: dict[int, dict[str, Trace]] = {}
+    counter = Counter(len(chosen))
+    for ranks, task in zip(chosen, tasks, strict=True):
+        if task.micro_batches not in references:
+            references[task.micro_batches] = task.reference()
+        with counter.at(str(ranks.layout)):
+            verdict = _judge(ranks, task, references[task.micro_batches], xp, fault)
+        yield verdict
 
 
 def _judge(

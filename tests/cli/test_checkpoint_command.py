@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -142,3 +144,25 @@ def test_the_layout_of_a_configuration_file_is_taken_unless_another_is_given() -
     odd = train("--config", "odd.toml")
     assert odd.exit_code == 2
     assert 'layout must be words such as "dp2,tp2", not 3' in odd.stderr
+
+
+def test_a_configuration_out_of_a_pipe_is_read_once_and_no_one_waits_for_more() -> None:
+    trained(*SMALL, "--run-dir", "one", "--layout", "dp2")
+    text = Path("one/config.toml").read_text()
+    for more in ((), ("--resume", "auto")):
+        os.mkfifo("pipe")
+        writer = threading.Thread(target=Path("pipe").write_text, args=(text,), daemon=True)
+        writer.start()
+        result = train("--config", "pipe", "--run-dir", "two", *more)
+        if more:
+            assert result.exit_code == 2
+            assert "pipe is a pipe, which can be read once only" in result.stderr
+        else:
+            assert result.exit_code == 0, result.output
+        os.remove("pipe")
+
+
+def test_a_report_is_of_a_run() -> None:
+    result = train(*SMALL, "--dry-run", "--report", "page.html")
+    assert result.exit_code == 2
+    assert "leave out --dry-run" in result.stderr

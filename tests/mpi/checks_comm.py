@@ -136,6 +136,7 @@ def check_a_group_whose_collective_has_failed_is_not_used_until_its_tags_come_ag
             assert broken.all_reduce(np.ones(1)) == 2
         with pytest.raises(CommError, match=r"has failed before .*; make a new group"):
             broken.all_reduce(np.ones(1))
+        assert group.subgroup(range(2), axis="made anew").all_reduce(np.ones(1)) == 2
 
 
 def check_more_may_be_in_flight_than_there_are_tags(group: Group) -> None:

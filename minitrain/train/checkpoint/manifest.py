@@ -14,6 +14,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from minitrain.errors import UserError
+from minitrain.parallel.placement import Piece
 from minitrain.train.download import problem
 
 NAME = re.compile(r"step-(\d{6,})$")
@@ -69,6 +70,13 @@ class Manifest:
     val_loss: float | None = None
     sources: dict[str, str] = field(default_factory=dict)
     checksums: dict[str, str] = field(default_factory=dict)
+
+
+def described(file: str, piece: Piece) -> dict[str, Any]:
+    """What a manifest says of a piece of an array: its file, and which part of the whole it is."""
+    spans = [[span.start, span.stop] for span in piece.spans]
+    flat = {} if piece.flat is None else {"flat": [piece.flat.start, piece.flat.stop]}
+    return {"file": file, "slice": spans, **flat}
 
 
 def read_manifest(path: Path) -> Manifest:

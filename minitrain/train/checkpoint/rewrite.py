@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,11 +14,11 @@ from minitrain.array import Array
 from minitrain.errors import UserError
 from minitrain.layout import Layout
 from minitrain.nn.config import from_values as config_from
-from minitrain.parallel.placement import Placement, Shape
+from minitrain.parallel.placement import Piece, Placement, Shape
 from minitrain.parallel.table import check_layout, placements
 from minitrain.train.checkpoint import files
 from minitrain.train.checkpoint.files import Draft, file_of
-from minitrain.train.checkpoint.manifest import CheckpointError, Manifest, read_manifest
+from minitrain.train.checkpoint.manifest import CheckpointError, Manifest, described, read_manifest
 from minitrain.train.config.resolve import from_values
 
 
@@ -100,7 +100,7 @@ def rewrite(source: Path, folder: Path, layout: Layout, dtype: str | None = None
         key: {
             "shape": list(x.shape),
             "dtype": x.dtype.name,
-            "pieces": [_described(rank, piece) for rank, piece in where[key].items()],
+            "pieces": [described(file_of(rank), piece) for rank, piece in where[key].items()],
         }
         for key, x in arrays.items()
     }
@@ -126,22 +126,16 @@ def _placed(manifest: Manifest, layout: Layout) -> Iterator[tuple[str, Placement
         yield key, entry.state or entry.placement, entry.shape
 
 
-def _pieces(placement: Placement, shape: Shape, layout: Layout) -> dict[int, Any]:
+def _pieces(placement: Placement, shape: Shape, layout: Layout) -> dict[int, Piece]:
     """The piece of each rank that is the first to hold it."""
     sizes = {axis: getattr(layout, axis) for axis in layout.order}
     found = {layout.rank(at): placement.piece(shape, at) for at in placement.holders(sizes)}
     return {rank: piece for rank, piece in found.items() if piece is not None}
 
 
-def _by_rank(where: dict[str, dict[int, Any]]) -> dict[int, list[str]]:
+def _by_rank(where: dict[str, dict[int, Piece]]) -> dict[int, list[str]]:
     found: dict[int, list[str]] = defaultdict(list)
     for key, pieces in where.items():
         for rank in pieces:
             found[rank].append(key)
     return found
-
-
-def _described(rank: int, piece: Any) -> dict[str, Any]:
-    spans = [[span.start, span.stop] for span in piece.spans]
-    flat = {} if piece.flat is None else {"flat": [piece.flat.start, piece.flat.stop]}
-    return {"file": file_of(rank), "slice": spans, **flat}

@@ -18,7 +18,7 @@ from minitrain.parallel.placement import Placement
 from minitrain.train.checkpoint import files
 from minitrain.train.checkpoint.background import Saving
 from minitrain.train.checkpoint.files import Draft, file_of
-from minitrain.train.checkpoint.manifest import Manifest, read_manifest, reading
+from minitrain.train.checkpoint.manifest import Manifest, described, read_manifest, reading
 from minitrain.train.config.resolve import values
 from minitrain.train.config.sections import RunConfig
 from minitrain.train.data.text import Corpus
@@ -242,6 +242,4 @@ def _described(holding: _Holding, at: Mapping[str, int], rank: int) -> dict[str,
     """The piece of the rank at some coordinates: its file, and which part of the whole it is."""
     piece = holding.placement.piece(holding.shape, at)
     assert piece is not None
-    spans = [[span.start, span.stop] for span in piece.spans]
-    flat = {} if piece.flat is None else {"flat": [piece.flat.start, piece.flat.stop]}
-    return {"file": file_of(rank), "slice": spans, **flat}
+    return described(file_of(rank), piece)

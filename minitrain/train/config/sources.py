@@ -42,7 +42,10 @@ def from_file(path: Path, options: OptionTable) -> dict[str, Any]:
 
 
 def layout_in(path: Path) -> str | None:
-    """The layout that a TOML file of sections says above these; None if it says none."""
+    """The layout that a TOML file of sections says above these; None if it says none, or is a pipe,
+    which has been read."""
+    if not path.is_file():
+        return None
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8-sig")).get("layout")
     except (OSError, ValueError, RecursionError):  # `from_file` tells

@@ -20,20 +20,29 @@ from minitrain.train.checkpoint import keeping
 from minitrain.train.checkpoint.files import Draft, leftovers, whole
 from minitrain.train.checkpoint.manifest import read_manifest
 from minitrain.train.disk import WriteError
+from minitrain.train.synchronised import Loop
 
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "checkpoints").iterdir())
 
 
-@pytest.mark.parametrize("layout", ["dp2", "shard2,zero3"])
-def test_the_newest_and_the_best_are_kept(layout: str, tmp_path: Path) -> None:
-    do(tmp_path, config(steps=6, save_every=1, eval_every=1, keep=2, lr=0.5, warmup=0), layout)
-    losses = {path.name: read_manifest(path).val_loss for path in whole(tmp_path / "checkpoints")}
-    best = min(losses, key=lambda name: losses[name] or 9.9)
-    assert set(names(tmp_path)) == {"best", best, "step-000005", "step-000006"}
-    assert (tmp_path / "checkpoints/best").resolve().name == best
-    assert keeping.best(tmp_path / "checkpoints") == tmp_path / "checkpoints" / best
+@pytest.mark.parametrize("saving", ["wait", "background"])
+def test_the_newest_and_the_best_are_kept(
+    saving: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluate = Loop._evaluate
+
+    def given_losses(self: Loop, step: int) -> None:
+        evaluate(self, step)
+        self.validation["val_loss"] = [9.0, 5.0, 3.0, 2.0, 4.0, 3.0, 2.5][step]
+
+    monkeypatch.setattr(Loop, "_evaluate", given_losses)
+    do(tmp_path, config(steps=6, save_every=1, eval_every=1, keep=2, saving=saving), "dp2")
+    kept = {"step-000003", "step-000005", "step-000006"}
+    assert set(names(tmp_path)) == {"best", *kept}
+    assert (tmp_path / "checkpoints/best").resolve().name == "step-000003"
+    assert keeping.best(tmp_path / "checkpoints") == tmp_path / "checkpoints/step-000003"
 
 
 def test_without_an_evaluation_there_is_no_best(tmp_path: Path) -> None:
